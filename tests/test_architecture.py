@@ -230,7 +230,7 @@ def test_harmless_calls_are_not_reported(line):
 
 def is_check(path: Path) -> bool:
     """Return whether a file checks what the user gives before the first step."""
-    files = ("trainer/data_findings.py", "trainer/run_identity.py")
+    files = ("trainer/review/data_findings.py", "trainer/run_identity.py")
     return name_of(path).startswith("engine/checks/") or name_of(path) in files
 
 

@@ -18,13 +18,13 @@ from surestep.base.text import one_line, print_escaped, print_json
 from surestep.cli.parse import command
 from surestep.doctor.curves.causes import list_causes
 from surestep.doctor.curves.name import name_curve
-from surestep.doctor.curves.read import read_curve
 from surestep.doctor.curves.state import State
 from surestep.recipes.find import recipe_argument
 from surestep.record.incident import Incident, incidents_of
 from surestep.record.io import dumps
 from surestep.record.run import Run
 from surestep.record.runs import newest_run, summarize
+from surestep.trainer.review.read_curve import read_curve
 
 _WIDTH = 100
 _RUNS = Path("runs")

@@ -249,7 +249,7 @@ def report(
 def _name_curve(done: Run) -> tuple[State, ...]:
     """Return the states of the loss curve; none if the events cannot be read."""
     from surestep.doctor.curves.name import name_curve
-    from surestep.doctor.curves.read import read_curve
+    from surestep.trainer.review.read_curve import read_curve
 
     try:
         curve = read_curve(done)

@@ -34,10 +34,10 @@ from surestep.record.run_writer import RunWriter
 from surestep.trainer.best_metric import update_best
 from surestep.trainer.checkpointing import CheckpointManager
 from surestep.trainer.evaluator import Evaluator
-from surestep.trainer.findings import RunChecks, describe
 from surestep.trainer.given_batches import check_train_step, offset_positions
 from surestep.trainer.incidents import NonFiniteHandler, out_of_memory, sample_indices
 from surestep.trainer.rank_zero import load_checkpoint
+from surestep.trainer.review.findings import RunChecks, describe
 from surestep.trainer.summary import ThroughputCounter, end_of_loop, summarize_run, write_summary
 
 

@@ -7,8 +7,8 @@ from torch import nn
 
 import surestep
 from surestep.doctor.curves.name import name_curve
-from surestep.doctor.curves.read import read_curve
 from surestep.record.run import Run
+from surestep.trainer.review.read_curve import read_curve
 
 COUNT = 1200  # samples of training; the others are those of validation
 

@@ -16,11 +16,11 @@ from torch.utils.data import (
 
 import surestep
 from surestep.base.errors import DataError, TaskError
-from surestep.doctor.data_case import _read_stream
 from surestep.engine.data.make_source import dataset_fingerprint, describe_randomness, is_in_memory
 from surestep.engine.data.target_stats import read_targets
 from surestep.engine.evaluate.predict import make_predict_loader
 from surestep.trainer.planning import plan_task
+from surestep.trainer.review.data_case import _read_stream
 from tests import tiny
 
 torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Judge runs of Trainer by the rules of `surestep.doctor`: one module for each rule, by its code.
+"""Check runs of Trainer by the rules of `surestep.doctor`: one module for each rule, by its code.
 
 A module has one of two functions, which yield a `Problem` for each mistake:
 

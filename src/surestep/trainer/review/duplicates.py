@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from surestep.doctor.data_case import Split, spread_indices
 from surestep.engine.rng import derive_seed
+from surestep.trainer.review.data_case import Split, spread_indices
 
 _NEAR = 0.01  # of the usual distance to a neighbor, below which two samples are near duplicates
 _NEIGHBOR = 11  # which neighbor, with the sample itself as the first

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from surestep.doctor.case import Case
 from surestep.doctor.limits import ENOUGH_TO_NORMALIZE
 from surestep.doctor.problem import Problem
 from surestep.doctor.wording import list_names
 from surestep.engine.state.average import BATCH_NORM
+from surestep.trainer.review.case import Case
 
 
 def review(case: Case) -> Iterator[Problem]:

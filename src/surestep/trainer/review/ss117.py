@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from statistics import median
 
-from surestep.doctor.case import Case
 from surestep.doctor.limits import CLIPPED_SHARE, FAR_ABOVE_LIMIT, FEWEST_CLIPPED
 from surestep.doctor.problem import Problem
+from surestep.trainer.review.case import Case
 
 
 def review(case: Case) -> Iterator[Problem]:

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from surestep.doctor.case import Case
 from surestep.doctor.problem import Problem
 from surestep.doctor.wording import list_names
+from surestep.trainer.review.case import Case
 
 _FEWEST = 20  # steps
 

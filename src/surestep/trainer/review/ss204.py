@@ -5,10 +5,10 @@ from typing import Any
 
 from torch import nn
 
-from surestep.doctor.case import Case
 from surestep.doctor.problem import Problem
 from surestep.doctor.runtime.locations import locate_class
 from surestep.doctor.wording import list_names
+from surestep.trainer.review.case import Case
 
 WHILE_TRAINING = True
 

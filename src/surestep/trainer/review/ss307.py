@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from surestep.doctor.case import Case
 from surestep.doctor.limits import ABOVE_END, COMPLETE_SHARE
 from surestep.doctor.problem import Problem
 from surestep.engine.schedule.lr import make_lr_factor
+from surestep.trainer.review.case import Case
 
 
 def review(case: Case) -> Iterator[Problem]:

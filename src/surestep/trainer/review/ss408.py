@@ -3,11 +3,11 @@
 import shlex
 from collections.abc import Iterator
 
-from surestep.doctor.case import Case
 from surestep.doctor.curves.causes import CAUSES
 from surestep.doctor.curves.name import name_curve
 from surestep.doctor.limits import UNHEALTHY
 from surestep.doctor.problem import Problem
+from surestep.trainer.review.case import Case
 
 
 def review(case: Case) -> Iterator[Problem]:

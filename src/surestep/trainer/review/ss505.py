@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from surestep.doctor.data_case import DataCase
 from surestep.doctor.problem import Problem
+from surestep.trainer.review.data_case import DataCase
 
 _SHOWN = 5  # samples in a message
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from surestep.doctor.data_case import DataCase
 from surestep.doctor.problem import Problem
 from surestep.engine.data.stream import is_stream
+from surestep.trainer.review.data_case import DataCase
 
 _FEWEST = 20  # labels
 _FEWER = 4  # times fewer runs of labels than in a random order

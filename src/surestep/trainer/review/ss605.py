@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from surestep.doctor.data_case import DataCase
 from surestep.doctor.limits import DUPLICATE_SHARE
 from surestep.doctor.problem import Problem
 from surestep.doctor.wording import list_names
+from surestep.trainer.review.data_case import DataCase
 from surestep.trainer.review.duplicates import find_duplicates, is_same
 
 _FEWEST = 2  # samples in both

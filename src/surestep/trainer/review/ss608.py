@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from surestep.doctor.data_case import DataCase
 from surestep.doctor.limits import SMALL_BATCH
 from surestep.doctor.problem import Problem
 from surestep.doctor.wording import list_names
 from surestep.engine.state.average import BATCH_NORM
+from surestep.trainer.review.data_case import DataCase
 
 
 def inspect(data: DataCase) -> Iterator[Problem]:

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from surestep.doctor.data_case import DataCase
 from surestep.doctor.limits import FEWEST_ROWS, OTHER_SCALE, WIDEST_TABLE
 from surestep.doctor.problem import Problem
+from surestep.trainer.review.data_case import DataCase
 
 _SHOWN = 6  # columns in a message
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from surestep.doctor.data_case import DataCase
 from surestep.doctor.problem import Problem
+from surestep.trainer.review.data_case import DataCase
 
 _FEWEST = 50  # targets
 _MOSTLY = 0.98  # of the labels in one class

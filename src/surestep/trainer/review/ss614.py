@@ -3,11 +3,11 @@
 import math
 from collections.abc import Iterator
 
-from surestep.doctor.case import Case
 from surestep.doctor.limits import FEWEST_TIMED
 from surestep.doctor.problem import Problem
 from surestep.doctor.wording import format_seconds
 from surestep.engine.data.sources import InMemory
+from surestep.trainer.review.case import Case
 
 _WAIT_SHARE = 0.2  # of the time, above which waiting for data is reported
 _HANDOVER_S = 2e-3  # a batch from a worker costs about 1 ms, so faster loading needs none

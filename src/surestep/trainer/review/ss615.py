@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from surestep.doctor.data_case import DataCase
 from surestep.doctor.limits import FEWEST_OTHERS, FEWEST_TARGETS
 from surestep.doctor.problem import Problem
+from surestep.trainer.review.data_case import DataCase
 
 
 def inspect(data: DataCase) -> Iterator[Problem]:

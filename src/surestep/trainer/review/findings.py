@@ -10,8 +10,6 @@ from typing import Any
 
 from surestep.base.secrets import describe_error
 from surestep.base.warn import warn
-from surestep.doctor.case import Case, Observed
-from surestep.doctor.data_case import DataCase, read_data
 from surestep.doctor.finding import SEVERITIES, Finding
 from surestep.doctor.problem import Problem
 from surestep.doctor.rule import list_codes, load_rule
@@ -23,7 +21,9 @@ from surestep.engine.step.loop import Loop
 from surestep.engine.task.task import Task
 from surestep.record.run_writer import RunWriter
 from surestep.trainer import review
-from surestep.trainer.data_findings import (
+from surestep.trainer.review.case import Case, Observed
+from surestep.trainer.review.data_case import DataCase, read_data
+from surestep.trainer.review.data_findings import (
     NAME,
     describe_sets,
     describe_setup,
@@ -148,7 +148,7 @@ def _find(
 @cache
 def load_modules(side: str) -> dict[str, ModuleType]:
     """Return the modules of this package with this function, by the codes of their rules."""
-    names = sorted(each.name for each in iter_modules(review.__path__) if each.name[:2] == "ss")
+    names = sorted(info.name for info in iter_modules(review.__path__) if info.name[:2] == "ss")
     modules = {name.upper(): import_module(f"{review.__name__}.{name}") for name in names}
     return {code: module for code, module in modules.items() if hasattr(module, side)}
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from torch import nn
 
 from surestep.doctor.curves.curve import Curve
-from surestep.doctor.curves.read import read_curve
 from surestep.engine.plan.plan import Plan
 from surestep.engine.plan.system import SystemInfo
 from surestep.engine.state.state import trainable_parameters
@@ -20,6 +19,7 @@ from surestep.engine.step.log_point import LogPoint
 from surestep.engine.step.loop import Loop
 from surestep.engine.task.task import Task
 from surestep.record.run import Run
+from surestep.trainer.review.read_curve import read_curve
 
 
 @dataclass

@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from surestep.doctor import data_case
+from surestep.trainer.review import data_case
 
 
 @pytest.fixture(autouse=True)

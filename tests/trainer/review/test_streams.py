@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from surestep.doctor import data_case
+from surestep.trainer.review import data_case
 from tests import tiny
-from tests.doctor.trainer.test_data import messages, open_data
+from tests.trainer.review.test_data import messages, open_data
 
 X, Y = tiny.data(64)
 SORTED = Y.sort().values
@@ -254,7 +254,7 @@ def test_findings_of_a_stream_are_at_the_end_of_the_resumed_run(tmp_path, monkey
         next(iter(session.steps()))
         session.save()
     with monkeypatch.context() as patch:
-        patch.setattr("surestep.trainer.findings.read_data", None)  # is not called
+        patch.setattr("surestep.trainer.review.findings.read_data", None)  # is not called
         run = tiny.fit(tmp_path, parts, **options)
     assert [found["rule"] for found in run.status["findings"]] == ["SS505"]
     tiny.prepare(tmp_path / "b", parts, **options).close()

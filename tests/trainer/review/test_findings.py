@@ -13,11 +13,10 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset
 
 from surestep.base.errors import ConfigError
-from surestep.doctor import data_case
-from surestep.doctor.case import Case, Observed
 from surestep.engine.step import loop
 from surestep.record.run import Run
 from surestep.trainer.review import ss614
+from surestep.trainer.review.case import Case, Observed
 from tests import tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.utils.checkpoint hides some")
@@ -56,13 +55,6 @@ class Slow(nn.Module):
     def forward(self, x):
         self.clock.now += self.seconds
         return self.linear(x)
-
-
-@pytest.fixture(autouse=True)
-def unhurried(monkeypatch):
-    """Let all samples be read by the checks of the data, however slow the machine is."""
-    monkeypatch.setattr(data_case, "_SECONDS", 600.0)
-    monkeypatch.setattr(data_case, "_SLOW", 600.0)
 
 
 def found(tmp_path, parts=None, *, timed=False, **options):

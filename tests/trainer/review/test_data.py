@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from surestep.doctor import data_case
-from surestep.doctor.data_case import read_data, spread_indices
-from surestep.trainer.findings import load_modules
+from surestep.trainer.review import data_case
+from surestep.trainer.review.data_case import read_data, spread_indices
+from surestep.trainer.review.findings import load_modules
 from tests import tiny
 
 X, Y = tiny.data(64)

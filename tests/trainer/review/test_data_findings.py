@@ -10,8 +10,8 @@ import torch
 from torch.utils.data import Dataset
 
 import surestep
-from surestep.trainer import findings
-from surestep.trainer.data_findings import NAME
+from surestep.trainer.review import findings
+from surestep.trainer.review.data_findings import NAME
 from tests import tiny
 
 X, Y = tiny.data(64)

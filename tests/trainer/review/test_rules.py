@@ -5,7 +5,7 @@ import torch
 
 from surestep.doctor.rule import load_rule, load_rules
 from surestep.record.run import Run
-from surestep.trainer.findings import load_modules
+from surestep.trainer.review.findings import load_modules
 from tests.doctor.examples import KINDS, list_run
 from tests.doctor.scripts import let_only_sleep_take_time
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from surestep.doctor.curves.read import read_curve
+from surestep.trainer.review.read_curve import read_curve
 
 LOSSES = {step: 1 / step for step in range(1, 31)}
 
