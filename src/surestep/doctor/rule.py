@@ -9,8 +9,8 @@ The docstring of a module is the page of its rule, with a script that has the mi
 - `check(program)`, which yields a `Problem` for each mistake in the source of a script;
 - `FIXABLE = True` if some of its problems have edits, which `surestep check --fix` makes;
 - a class `Watch`, which observes a script while it runs;
-- `REVIEWED = True` if a run of Trainer is checked for the mistake, by code outside of this package.
-  A rule has one of the three, or more.
+- `REVIEWED = True` if `surestep.trainer.review` finds the mistake in runs of Trainer. A rule has
+  one of the three, or more.
 
 More scripts with and without the mistake are in `tests/doctor/rules/ss101/`.
 """

@@ -1,7 +1,4 @@
-"""What the rules know of a run of Trainer: `review(case)` of their modules takes a `Case`.
-
-This module imports torch, so a module of a rule imports it for type checkers only.
-"""
+"""What is known of a run of Trainer: `review(case)` of a module beside this one takes a `Case`."""
 
 import math
 from collections import deque

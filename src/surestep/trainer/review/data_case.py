@@ -1,10 +1,9 @@
-"""What the rules know of the data of a run, before it trains: `inspect(data)` takes a `DataCase`.
+"""What is known of the data of a run, before it trains: `inspect(data)` takes a `DataCase`.
 
 Some samples of each split are read, spread over it, until a time limit. Each is read under the seed
 of its position and with the generators of the program restored, as the run itself reads it, so that
 nothing that the run computes changes. Of a stream, which has no positions, the first samples are
-read in a separate pass. This module imports torch, so a module of a rule imports it for type
-checkers only.
+read in a separate pass.
 """
 
 import math
