@@ -59,7 +59,7 @@ ALONE = (
 )
 # Files whose slow tests call what starts processes by `sys.executable`.
 WARM = (
-    *("tests/cli/test_launch.py", "tests/cli/test_new.py", "tests/cli/test_search.py"),
+    *("tests/cli/test_launch.py", "tests/cli/test_new.py", "tests/cli/test_search"),
     *("tests/cli/test_stop.py::test_signal_after_the_end_of_a_search", "tests/test_docs.py"),
     "tests/tuning/",
 )
@@ -88,6 +88,10 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if is_slow(item.nodeid):
             item.add_marker(pytest.mark.slow)
+    slow = {each.nodeid.split("::")[0] for each in items if each.get_closest_marker("slow")}
+    if unseen := sorted(file for file in slow if not may_have_slow(file)):
+        # A mark that is imported: `pytest_ignore_collect` does not find it in the text.
+        raise pytest.UsageError(f"`-m slow` leaves out the slow tests of {', '.join(unseen)}")
     items.sort(key=lambda item: group_of(item.nodeid) != "alone")
 
 

@@ -14,17 +14,12 @@ from surestep.tuning import process
 from surestep.tuning.evaluations import read_measurements
 from surestep.tuning.settings import record_settings
 from tests.cli.conftest import RECIPE
-from tests.cli.searches import (
-    LAUNCHES,
-    TRIALS,
-    Shell,
-    params_and_values,
-    states,
-    trials,
-)
+from tests.cli.searches import TRIALS, Shell, params_and_values, states, trials
 from tests.cli.searches import search as search
 from tests.cli.searches import space as space
 from tests.tuning.studies_on_disk import make_settings, open_by_optuna
+
+LAUNCHES = pytest.mark.slow("starts processes")
 
 
 @LAUNCHES

@@ -10,9 +10,11 @@ import pytest
 
 from surestep.record.run import Run
 from surestep.tuning import process
-from tests.cli.searches import LAUNCHES, TRIALS, Shell, states, trials
+from tests.cli.searches import TRIALS, Shell, states, trials
 from tests.cli.searches import search as search
 from tests.cli.searches import space as space
+
+LAUNCHES = pytest.mark.slow("starts processes")
 
 HANGS = """
 import ctypes
@@ -74,7 +76,7 @@ def test_sigterm_ends_workers_whose_trials_hang_and_the_trials_are_resumed(
     started = time.monotonic()
     shell.process.terminate()
     code, out, err = shell.finish()
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < process.LONGEST_SAVE_S  # SIGTERM waits 5 s
     assert code == 75, err
     assert out.count("waiting  ") + out.count("waiting ") >= 2, out
     assert "stopped by SIGTERM" in out
