@@ -69,7 +69,7 @@ def test_sigterm_ends_workers_whose_trials_hang_and_the_trials_are_resumed(
     hangs, space, kind, nproc
 ):
     ranks = ("--nproc", nproc, *(("--parallel.strategy", "ddp") if nproc > 1 else ()))
-    words = (hangs(kind), *space(), "--trials", 3, "--study", "study", "--threads", 1, *ranks)
+    words = (hangs(kind), *space(), "--trials", 2, "--study", "study", "--threads", 1, *ranks)
     shell = Shell(*words, "--workers", 2)
     shell.wait_for("hung-*")
     shell._wait(lambda: len([*Path().glob("hung-*")]) == 2 * nproc, "one trial hangs")
@@ -84,7 +84,7 @@ def test_sigterm_ends_workers_whose_trials_hang_and_the_trials_are_resumed(
     os.remove("hang")
     code, out, err = Shell(*words).finish()
     assert code == 0, err
-    assert states(trials()) == ["finished"] * 3
+    assert states(trials()) == ["finished"] * 2
     for number in (0, 1):
         events = [event["event"] for event in Run(Path(f"study/trials/{number:04d}")).events()]
         assert "resume" in events
