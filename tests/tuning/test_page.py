@@ -89,15 +89,17 @@ def test_hovering_shows_the_trial_and_its_value(browser, usual):
     points = browser.find_all(".scatterlayer .point", history)
     finished = [row for row in usual if row.state == "finished"]
     assert len(points) == len(finished) + sum(row.state == "pruned" for row in usual)
-    browser.hover(points[3])
-    label = browser.wait_until(
-        lambda: browser.run(
+
+    def hover():
+        """Move the mouse again and again: a page that is still drawn does not notice it."""
+        browser.hover(browser.find_all(".scatterlayer .point", history)[3])
+        return browser.run(
             "return [...arguments[0].querySelectorAll('.hoverlayer .hovertext')]"
             ".map(e => e.textContent).join(' ')",
             history,
-        ),
-        "a label",
-    )
+        )
+
+    label = browser.wait_until(hover, "a label")
     assert f"Trial {finished[3].number}" in label
     assert f"val/accuracy: {finished[3].values[0]:.5g}" in label
 
