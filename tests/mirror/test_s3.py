@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from threading import Event
@@ -22,6 +21,7 @@ from surestep.mirror.owner import read_owner
 from surestep.mirror.store import PART, Store, hash_file
 from tests.mirror.runs import STEPS, check_mirror, last_weights, names, train
 from tests.mirror.servers import BUCKET, Proxy, S3Server, s3_environment
+from tests.mirror.test_uploader import wait_until
 from tests.needs import needs
 from tests.warm import warm_python
 
@@ -226,13 +226,20 @@ def test_server_that_hangs_is_reported_before_the_driver_gives_up(
     proxy, address, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(uploader, "HANGING_S", 0.5)
+    stores, silent_s = set(), Store.silent_s
+
+    def record(store):
+        stores.add(store)
+        return silent_s(store)
+
+    monkeypatch.setattr(Store, "silent_s", record)
 
     class Hold(surestep.Callback):
         def on_step(self, state, result):
             if state.progress.step == 4:
                 proxy.hold()
             if state.progress.step == 10:
-                time.sleep(1.5)
+                wait_until(lambda: any(silent_s(store) > 0.5 for store in stores))
             if state.progress.step == 12:
                 proxy.restore()
 

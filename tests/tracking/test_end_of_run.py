@@ -102,12 +102,12 @@ def test_tracker_that_always_fails_at_the_same_call_is_given_up(tmp_path, monkey
 
 
 def test_ctrl_c_ends_the_wait_and_the_results_are_returned(tmp_path):
-    main = threading.main_thread().ident
+    main, released = threading.main_thread().ident, threading.Event()
 
     class Interrupting(Slow):
         def findings(self, findings):
             signal.pthread_kill(main, signal.SIGINT)
-            time.sleep(1.0)
+            released.wait(60)
 
         def __getattribute__(self, name):
             own = ("findings",)
@@ -118,6 +118,7 @@ def test_ctrl_c_ends_the_wait_and_the_results_are_returned(tmp_path):
             )
 
     run = train(tmp_path, Interrupting(0.0), **QUIET)
+    released.set()
     assert run.status["status"] == "finished"
     assert "the end of the run" in run.status["trackers"]["recorder"]
 
