@@ -39,6 +39,7 @@ SLOW = {
     ),
     "tests/cli/test_runs.py::test_run_is_running_until_it_is_killed": KILLS,
     "tests/cli/test_startup.py": LAUNCHES,
+    "tests/cli/test_without_torch.py": LAUNCHES,
     "tests/cli/test_watch.py::test_script_starts_and_prints_as_without_watch": LAUNCHES,
     "tests/doctor/curves/test_page.py": DRAWS,
     "tests/doctor/curves/test_states.py::test_being_stuck": DRAWS,

@@ -143,7 +143,16 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'surestep' has no attribute {name!r}")
     from importlib import import_module  # late: a command notes signals sooner
 
-    home = import_module(_HOMES[name])
+    try:
+        home = import_module(_HOMES[name])
+    except ModuleNotFoundError as error:
+        from surestep.base.missing_torch import describe_missing_torch, is_missing_torch
+
+        if not is_missing_torch(error):
+            raise
+        raise ModuleNotFoundError(
+            describe_missing_torch(f"surestep.{name}"), name="torch"
+        ) from None
     value = getattr(home, name, home)  # a module does not have its own name
     globals()[name] = value
     return value

@@ -242,6 +242,12 @@ def test_package_that_a_recipe_needs_is_named_with_its_install_command(
         found.build({}, found.config)
 
 
+def test_recipe_that_misses_torch_says_what_to_install(monkeypatch, recipe):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(RecipeError, match=r"line 1: .*pip install 'surestep\[torch\]'"):
+        load(recipe("import torch\ndef task(): ...\n"))
+
+
 def test_missing_module_of_a_recipe_is_not_taken_for_a_package(recipe):
     with pytest.raises(RecipeError, match=r"No module named 'my_layers'$"):
         load(recipe("import my_layers\n" + RECIPE))

@@ -13,6 +13,7 @@ from typing import Any, TextIO, cast
 import surestep
 from surestep.base.errors import ConfigError, Preempted, RecipeError, SurestepError, suggest_names
 from surestep.base.exit_codes import FAILED, INTERRUPTED, STOPPED, WRONG_USAGE
+from surestep.base.missing_torch import describe_missing_torch, is_missing_torch
 from surestep.base.text import print_escaped
 from surestep.cli.launch import read_launch, strip_launcher_args
 from surestep.cli.stop import TRAINING, handle_early_signals, print_stop
@@ -164,8 +165,13 @@ def _run(command: str, *rest: str) -> int:
             f"surestep {command} runs in one process, and {read_launched().launcher} started "
             f"{read_launched().size}. Run it without a launcher."
         )
-    run: Callable[[list[str]], int] = import_module(f"surestep.cli.{command}").run
-    return run(list(rest))
+    try:
+        run: Callable[[list[str]], int] = import_module(f"surestep.cli.{command}").run
+        return run(list(rest))
+    except ModuleNotFoundError as error:
+        if not is_missing_torch(error):
+            raise
+        raise ConfigError(describe_missing_torch(f"surestep {command}")) from error
 
 
 def list_commands(commands: Mapping[str, str]) -> str:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from surestep.base.errors import ConfigError, suggest_names
+from surestep.base.missing_torch import require_torch
 from surestep.base.text import format_count, one_line, print_escaped
 from surestep.cli.parse import parse
 from surestep.cli.selectors import Selectors, require_commas, split_commas
@@ -74,6 +75,7 @@ def run(words: list[str]) -> int:
     if file is not None and not file.parent.is_dir():
         raise ConfigError(f"There is no folder {str(file.parent)!r} for --json {options.json}.")
     rules = _choose_rules(options.select, options.ignore)
+    require_torch()
     lost: list[OSError] = []
 
     def write(report: Report) -> None:

@@ -18,6 +18,7 @@ from typing import Any, get_type_hints
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from surestep.base.errors import RecipeError, SurestepError, suggest_names
+from surestep.base.missing_torch import INSTALL_TORCH, is_missing_torch
 from surestep.config.config import Config
 from surestep.config.group import Locations, not_allowed, placed
 from surestep.engine.device import use_device
@@ -297,5 +298,7 @@ def _describe(path: Path, error: BaseException) -> str:
     where = f", line {line}" if line else ""
     text = f"{path}{where}: {type(error).__name__}: {error}"
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if is_missing_torch(error):
+        return f"{text}. {INSTALL_TORCH}"
     package = PACKAGES.get((missing or "").partition(".")[0])
     return text if package is None else f"{text}. Install it: pip install {package}"

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from surestep.base.errors import RunError, SurestepError
+from surestep.base.missing_torch import is_missing_torch
 from surestep.base.secrets import describe_error
 from surestep.record.lock import is_locked
 from surestep.record.run import Run
@@ -46,6 +47,8 @@ def replay_run(
     except SurestepError:
         raise
     except Exception as error:  # whatever the tracker's library raises
+        if is_missing_torch(error):
+            raise
         where = f"at byte {delivery.offset:,} of {folder / 'events.jsonl'}"
         raise RunError(f"{tracker.name} failed {where}: {describe_error(error)}.") from error
     finally:
