@@ -84,7 +84,17 @@ def test_packages_that_messages_say_to_install_are_those_of_the_extras():
     named = [*re.findall(r"Install it: pip install ([\w-]+)", text), *PACKAGES.values()]
     assert len(named) >= 4
     assert set(named) <= packages
-    assert "surestep[" not in text
+    # `pip install 'surestep[plot]'` brings a torch too.
+    assert set(re.findall(r"surestep\[(\w+)", text)) == {"torch"}
+
+
+def test_torch_is_in_every_extra_but_those_that_work_without_it():
+    assert not [entry for entry in PROJECT["project"]["dependencies"] if "torch" in entry]
+    extras = PROJECT["project"]["optional-dependencies"]
+    having = {name for name, entries in extras.items() if "surestep[torch]" in entries}
+    assert extras.keys() - having == {"torch", "s3", "ssh", "wandb", "dev", "dev-all"}
+    assert extras["dev"][0].startswith("surestep[demo,")
+    assert extras["dev-all"][0].startswith("surestep[dev,")
 
 
 def test_changelog_has_this_version_and_the_marker_of_towncrier():

@@ -43,8 +43,7 @@ def test_name_that_a_release_lacks_has_a_test_without_it():
 
 
 def test_oldest_release_of_the_metadata_was_compared():
-    (oldest,) = [text for text in PROJECT["dependencies"] if text.startswith("torch>=")]
-    assert oldest == f"torch>={torch_release.OLDEST}"
+    assert PROJECT["optional-dependencies"]["torch"] == [f"torch>={torch_release.OLDEST}"]
     assert names.list_releases()[0] == f"{torch_release.OLDEST}.0"
     assert names.list_releases()[-1] == f"{torch_release.NEWEST}.0"
 
