@@ -1,7 +1,7 @@
 """`surestep check`."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Union
 
@@ -11,6 +11,7 @@ from surestep.base.errors import ConfigError
 from surestep.base.text import escape_terminal, format_count, print_escaped, print_json
 from surestep.cli.parse import command
 from surestep.cli.selectors import join_repeated, require_commas, split_commas
+from surestep.doctor.baseline import Baseline, write_findings
 from surestep.doctor.cache import ResultCache, find_cache_folder
 from surestep.doctor.check_files import check_files
 from surestep.doctor.find_files import find_files
@@ -26,6 +27,7 @@ Format = Literal["text", "json", "github", "sarif"]
 # With None first, tyro need not import typeguard for the default, which takes 0.07 s.
 _Several = Union[None, tuple[str, ...]]  # noqa: UP007
 _Rules = Annotated[Union[str, None], tyro.conf.arg(metavar="RULE[,RULE...]")]  # noqa: UP007
+_File = Annotated[Union[str, None], tyro.conf.arg(metavar="FILE")]  # noqa: UP007
 _Patterns = Annotated[Union[str, None], tyro.conf.arg(metavar="PATTERN[,...]")]  # noqa: UP007
 
 
@@ -44,6 +46,8 @@ def _run(
     ignore: _Rules = None,
     exclude: _Patterns = None,
     format: Format = "text",
+    baseline: _File = None,
+    write_baseline: _File = None,
     no_cache: bool = False,
     fix: bool = False,
     diff: bool = False,
@@ -59,12 +63,20 @@ def _run(
         ignore: Not these rules.
         exclude: Not these files and folders: patterns as in .gitignore, or absolute paths.
         format: How to print the findings; github annotates the lines of a pull request.
+        baseline: Report only the findings that are not in this file.
+        write_baseline: Write the findings to this file instead, for --baseline.
         no_cache: Check files again that are unchanged since they were checked.
         fix: Correct the scripts where a rule has a safe correction, and report what remains.
         diff: Print what --fix would change, and change nothing.
     """
     if diff and (fix or format != "text"):
         raise ConfigError("Give --diff without --fix and --format: it prints a diff.")
+    if write_baseline and (diff or baseline or format != "text"):
+        raise ConfigError(
+            "Give --write-baseline without --baseline, --diff and --format: it writes all findings."
+        )
+    if diff and baseline:
+        raise ConfigError("Give --diff without --baseline: --fix corrects known findings too.")
     found = find_files(paths or ["."], split_commas([exclude or ""]))
     if not found.files and not found.excluded:
         raise ConfigError(
@@ -76,6 +88,8 @@ def _run(
     for text in list_unchecked(selectors):
         print_escaped(text, sys.stderr)
     files = [(path, codes.of(configuration)) for path, configuration in found.files]
+    # Before the check, which may take a minute.
+    baselines = {} if diff or write_baseline else _read_baselines(baseline, found.files)
     cache_folder = None if no_cache else find_cache_folder()
     reports = check_files(files, ResultCache(cache_folder))
     fixed, failures = _fix(reports, dict(files), is_dry=diff) if fix or diff else (0, [])
@@ -92,8 +106,50 @@ def _run(
         return int(bool(fixed or failures or any(report.problem for report in reports)))
     if fix:
         print_escaped(f"{fixed} fixed.", sys.stderr)
-    _print(reports, format, found.excluded)
-    return int(bool(failures) or any(map(_fails, reports)))
+    if write_baseline:
+        count = write_findings(Path(write_baseline), reports)
+        print_escaped(f"{write_baseline} has {format_count(count, 'finding')}.")
+        return int(bool(failures) or any(report.problem for report in reports))
+    new = _drop_known(reports, baselines, dict(files))
+    known = sum(len(report.findings) for report in reports) - sum(len(r.findings) for r in new)
+    _print(new, format, found.excluded, known)
+    return int(bool(failures) or any(map(_fails, new)))
+
+
+def _read_baselines(
+    option: str | None, files: Iterable[tuple[Path, Configuration]]
+) -> dict[Path, Baseline]:
+    """Return the baseline of each file that has one, by its path."""
+    read: dict[Path, Baseline] = {}
+    baselines = {}
+    for path, configuration in files:
+        file = Path(option) if option else configuration.baseline
+        if file is not None:
+            if file not in read:
+                read[file] = Baseline(file)
+            baselines[path] = read[file]
+    return baselines
+
+
+def _drop_known(
+    reports: Sequence[FileReport],
+    baselines: Mapping[Path, Baseline],
+    codes: Mapping[Path, tuple[str, ...]],
+) -> list[FileReport]:
+    """Return reports of what is new; print which findings of the baselines were not found again."""
+    new = []
+    checked: dict[Baseline, dict[str, tuple[str, ...]]] = {}
+    for report in reports:
+        path = Path(report.path)
+        baseline = baselines.get(path)
+        new.append(report if baseline is None else baseline.drop_known(report))
+        if baseline is not None:
+            # A file that cannot be read has none of its findings, and no rule was applied to it.
+            checked.setdefault(baseline, {})[report.path] = () if report.problem else codes[path]
+    for baseline, of_files in checked.items():
+        if text := baseline.describe_missing(of_files):
+            print_escaped(text, sys.stderr)
+    return new
 
 
 def _fix(
@@ -154,13 +210,13 @@ class _Selection:
         return self._codes[configuration]
 
 
-def _print(reports: Sequence[FileReport], format: Format, excluded: int) -> None:
+def _print(reports: Sequence[FileReport], format: Format, excluded: int, known: int) -> None:
     """Print the findings to stdout, and a summary; programs find it on stderr."""
     from surestep.doctor.formats import format_github, format_text, summarize
 
     findings: list[Finding] = [finding for report in reports for finding in report.findings]
     problems = [report.problem for report in reports if report.problem]
-    summary = summarize(findings, len(reports) - len(problems), len(problems), excluded)
+    summary = summarize(findings, len(reports) - len(problems), len(problems), excluded, known)
     if format == "text":
         for finding in findings:
             print_escaped(f"{format_text(finding)}\n")

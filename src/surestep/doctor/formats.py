@@ -55,8 +55,18 @@ def _measure(text: str) -> int:
     return len(text) + wide - sum(unicodedata.combining(c) > 0 for c in text)
 
 
-def summarize(findings: Sequence[Finding], files: int, unreadable: int, excluded: int) -> str:
-    """Return a line with the numbers of findings and files."""
+def summarize(
+    findings: Sequence[Finding], files: int, unreadable: int, excluded: int, known: int = 0
+) -> str:
+    """Return a line with the numbers of findings and files.
+
+    Args:
+        findings: those that are shown.
+        files: that were checked.
+        unreadable: files that could not be read.
+        excluded: files.
+        known: findings of a baseline.
+    """
     counts = Counter(finding.severity for finding in findings)
     severities = ", ".join(
         format_count(counts[name], name)
@@ -66,7 +76,7 @@ def summarize(findings: Sequence[Finding], files: int, unreadable: int, excluded
         if counts[name]
     )
     found = format_count(len(findings), "finding") + (f" ({severities})" if findings else "")
-    rest = [(unreadable, "could not be read"), (excluded, "excluded")]
+    rest = [(unreadable, "could not be read"), (excluded, "excluded"), (known, "in the baseline")]
     notes = "".join(f", {number} {text}" for number, text in rest if number)
     line = f"{found} in {format_count(files, 'file')}{notes}."
     if fixable := sum(bool(finding.edits) for finding in findings):

@@ -20,11 +20,14 @@ class Settings:
         select: selectors of the rules to use; all if there are none.
         ignore: selectors of rules not to use.
         exclude: patterns of files and folders not to check, as in .gitignore.
+        baseline: the file of the known findings, from the folder of the pyproject.toml; "" if
+            there is none.
     """
 
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    baseline: str = ""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,13 @@ class Configuration:
 
     settings: Settings = Settings()
     file: Path | None = None
+
+    @property
+    def baseline(self) -> Path | None:
+        """The file of the known findings; a path like that of the pyproject.toml."""
+        if self.file is None or not self.settings.baseline:
+            return None
+        return self.file.parent / self.settings.baseline
 
     def excludes(self, path: Path) -> bool:
         """Return whether a file or folder is excluded, or a folder that it is in."""
@@ -98,6 +108,9 @@ def _read(file: Path) -> Settings | None:
     if not isinstance(table, dict):
         raise ConfigError(f"{file}: tool.surestep.check is not a table.")
     known = [field.name for field in fields(Settings)]
+    baseline = table.pop("baseline", None)
+    if baseline is not None and (not isinstance(baseline, str) or not baseline):
+        raise ConfigError(f'{file}: baseline is a path, such as baseline = "baseline.json".')
     for key, value in table.items():
         if key not in known:
             raise ConfigError(
@@ -105,4 +118,5 @@ def _read(file: Path) -> Settings | None:
             )
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise ConfigError(f'{file}: {key} is a list of text, such as {key} = ["SS101"].')
-    return Settings(**{key: tuple(value) for key, value in table.items()})
+    lists = {key: tuple(value) for key, value in table.items()}
+    return Settings(**lists, baseline=baseline or "")
