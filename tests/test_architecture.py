@@ -1,10 +1,12 @@
 """Rules for the source that import-linter cannot express."""
 
 import ast
+import io
 import os
 import re
 import subprocess
 import sys
+import tokenize
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -21,7 +23,13 @@ FILES = sorted(SOURCE.rglob("*.py"))
 EXCEPTIONS = tomllib.loads((HERE / "size_exceptions.toml").read_text(encoding="utf-8"))
 TORCH_FILES_ARE_READ_IN = "record/pretrained.py"
 TORCH_FILES_ARE_WRITTEN_IN = "record/export.py"
-FILE_LIMIT, FUNCTION_LIMIT = 500, 60
+FILE_LIMIT, FUNCTION_LIMIT, RULE_LIMIT = 500, 60, 150
+NO_CODE = (
+    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
+    tokenize.ENDMARKER,
+)
+HAS_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef)
+OF_TRAINER = ("inspect", "review")  # functions of a rule that do not count
 AT_IMPORT = (
     *(ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef),
     *(ast.Assign, ast.AnnAssign, ast.If),
@@ -58,9 +66,37 @@ def lines_of(function: ast.FunctionDef) -> int:
     return signature + function.end_lineno - body[0].lineno + 1
 
 
-def sizes() -> dict[str, int]:
-    """Every file by its path, every function by `path:name`, over its limit."""
+def line_numbers(node: ast.AST) -> set[int]:
+    return set(range(node.lineno, node.end_lineno + 1))
+
+
+def code_lines(text: str) -> int:
+    """Return the number of lines with code: not of docstrings, comments and blank lines."""
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    spans = [(token.start[0], token.end[0]) for token in tokens if token.type not in NO_CODE]
+    lines = {line for first, last in spans for line in range(first, last + 1)}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, HAS_DOCSTRING) and ast.get_docstring(node) is not None:
+            lines -= line_numbers(node.body[0])
+        if isinstance(node, ast.FunctionDef) and node.name in OF_TRAINER:
+            lines -= line_numbers(node)
+    return len(lines)
+
+
+def rule_sizes() -> dict[str, int]:
+    """Every rule by its path, a module or a folder, over its limit of lines with code."""
     found = {}
+    for rule in sorted((SOURCE / "doctor" / "rules").glob("ss*")):
+        texts = [path.read_text(encoding="utf-8") for path in FILES if rule in (path, path.parent)]
+        lines = sum(map(code_lines, texts))
+        if lines > RULE_LIMIT:
+            found[name_of(rule)] = lines
+    return found
+
+
+def sizes() -> dict[str, int]:
+    """Every file by its path, every function by `path:name`, every rule, over its limit."""
+    found = rule_sizes()
     for path in FILES:
         tree = tree_of(path)
         lines = len(path.read_text(encoding="utf-8").splitlines())
@@ -358,7 +394,15 @@ def test_todo_without_a_reason_is_reported():
     assert not bare_todos("x = 1  # TODO: remove it when torch 2.14 is out")
 
 
-def test_files_and_functions_respect_the_size_limits_or_give_a_reason():
+def test_lines_of_code_are_counted_without_docstrings_comments_and_blank_lines():
+    text = '"""A page\n\nof two lines."""\n\n# why\nx = [\n    1,  # one\n\n]\n'
+    side = 'def {}():\n    """A claim."""\n    return """\n\n"""\n'
+    assert code_lines(text) == 3
+    assert code_lines(text + side.format("check")) == 3 + 4
+    assert code_lines(text + side.format("inspect")) == 3
+
+
+def test_files_functions_and_rules_respect_the_size_limits_or_give_a_reason():
     over = sizes()
     assert sorted(over) == sorted(EXCEPTIONS)
     for name, lines in over.items():
