@@ -243,12 +243,10 @@ class Watch(Watcher):
         for tally in self._mistaken:
             if tally.mistakes >= _FEWEST:
                 batches = format_count(tally.most, "batch", "batches")
-                yield Problem(
+                yield tally.report(
                     f"Gradients grew from {batches}: {tally.mistakes} steps used gradients that an "
                     "earlier step had used already.",
                     {"batches": tally.most, "steps": tally.mistakes},
-                    location=tally.location,
-                    since_step=tally.since_step,
                 )
 
 

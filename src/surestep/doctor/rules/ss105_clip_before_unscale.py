@@ -149,10 +149,8 @@ class Watch(Watcher):
     def observe(self, run: Run) -> Iterator[Problem]:
         tally = self._tally
         if tally.is_usual:
-            yield Problem(
+            yield tally.report(
                 f"The gradients of {tally.mistakes} of {tally.checked} steps were clipped while "
                 "they were multiplied with the scale of the GradScaler.",
                 {"mistakes": tally.mistakes, "steps": tally.checked},
-                location=tally.location,
-                since_step=tally.since_step,
             )

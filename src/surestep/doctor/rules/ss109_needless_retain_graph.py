@@ -189,12 +189,10 @@ class Watch(Watcher):
     def observe(self, run: Run) -> Iterator[Problem]:
         graphs = self._graphs.mistakes
         if graphs >= _FEWEST_GRAPHS and not self._is_used:
-            yield Problem(
+            yield self._graphs.report(
                 f"{graphs} graphs were kept after their backward pass, and none of them was "
                 "used again.",
                 {"graphs": graphs},
-                location=self._graphs.location,
-                since_step=self._graphs.since_step,
             )
 
 

@@ -183,20 +183,16 @@ class Watch(WindowWatcher):
     def observe(self, run: Run) -> Iterator[Problem]:
         for tally in self._bare.values():
             if tally.is_usual and run.step >= FEWEST:
-                yield Problem(
+                yield tally.report(
                     f"{tally.mistakes} of {tally.checked} losses had no graph here: backward() "
                     "computed no gradient of a parameter.",
                     {"mistakes": tally.mistakes, "losses": tally.checked},
-                    location=tally.location,
-                    since_step=tally.since_step,
                 )
         if self._detached.mistakes >= FEWEST and run.step >= FEWEST and not self._is_split:
-            yield Problem(
+            yield self._detached.report(
                 f"In {self._detached.mistakes} losses, a part was computed from an output of a "
                 "model that was detached: backward() computed no gradient of that part.",
                 {"mistakes": self._detached.mistakes},
-                location=self._detached.location,
-                since_step=self._detached.since_step,
             )
         reached = set(map(id, self._reached))
         self.tallies = [

@@ -227,13 +227,11 @@ class Watch(Watcher):
             late = [seen for seen in found if seen.is_new is is_new]
             if not late:
                 continue
-            first = min(late, key=lambda seen: seen.since)
+            first = min(late, key=lambda seen: seen.since_step)
             when = "added" if is_new else "unfrozen"
-            yield Problem(
+            yield first.report(
                 f"{list_names(seen.name for seen in late)} had gradients in {first.steps} steps "
                 "that were checked, and nothing updated them: they were "
                 f"{when} after the optimizer was created.",
                 {"parameters": [seen.name for seen in late], "steps": first.steps},
-                location=first.location,
-                since_step=first.since,
             )

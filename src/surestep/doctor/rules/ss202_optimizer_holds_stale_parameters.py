@@ -212,8 +212,8 @@ class Watch(Watcher):
     def observe(self, run: Run) -> Iterator[Problem]:
         late = [seen for seen in self._unheld.find(_FEWEST) if seen.is_new]
         if late:
-            first, stale = min(late, key=lambda seen: seen.since), max(self._stale.values())
-            yield Problem(
+            first, stale = min(late, key=lambda seen: seen.since_step), max(self._stale.values())
+            yield first.report(
                 f"The optimizer has {stale} parameters that no model uses any more. "
                 f"{list_names(seen.name for seen in late)} had gradients in {first.steps} steps "
                 "that were checked, and nothing updated them.",
@@ -222,6 +222,4 @@ class Watch(Watcher):
                     "stale": stale,
                     "steps": first.steps,
                 },
-                location=first.location,
-                since_step=first.since,
             )

@@ -53,6 +53,7 @@ from typing import TYPE_CHECKING, Any
 
 from surestep.base.text import format_count
 from surestep.doctor.problem import Location, Problem
+from surestep.doctor.runtime.tally import Occurrence
 from surestep.doctor.runtime.values import read_part
 from surestep.doctor.watcher import Run, Watcher
 
@@ -69,19 +70,19 @@ _VALUES = 64  # of a parameter, by which a change is noticed
 
 
 @dataclass
-class _Norm:
+class _Norm(Occurrence):
     """A normalization whose parameters are frozen, and whose statistics are not.
 
     Attributes:
         layer: a weak reference.
-        first: the step of the first of these calls, from 1.
+        since_step: the step of the first of these calls, from 1.
         location: of that call.
         calls: in train mode, with gradients, since its parameters were frozen.
         was_trained: whether they were trained before.
     """
 
     layer: weakref.ref[nn.Module]
-    first: int
+    since_step: int
     location: Location
     calls: int = 0
     was_trained: bool = False
@@ -111,7 +112,7 @@ class Watch(Watcher):
             elif module.training and torch.is_grad_enabled():
                 norm.calls += 1
                 if norm.calls == 1:
-                    norm.first, norm.location = run.step + 1, run.locate()
+                    norm.since_step, norm.location = run.step + 1, run.locate()
         elif module.training and torch.is_grad_enabled() and own and len(self._norms) < _MOST:
             trained = any(parameter.requires_grad for parameter in own)
             seen = run.step + 1, run.locate()
@@ -147,12 +148,10 @@ class Watch(Watcher):
             if norm.calls >= (_FEWEST_AGAIN if norm.was_trained else _FEWEST)
         ]
         if norms and run.step >= _FEWEST:
-            yield Problem(
+            yield norms[0].report(
                 f"{format_count(len(norms), 'normalization layer')} with frozen parameters updated "
                 f"the running statistics, in {norms[0].calls} forward passes that were checked.",
                 {"layers": len(norms), "calls": norms[0].calls},
-                location=norms[0].location,
-                since_step=norms[0].first,
             )
         changes = [int(change) for change in self._changes if change]
         if len(changes) >= _FEWEST:

@@ -42,6 +42,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from surestep.doctor.problem import Location, Problem
+from surestep.doctor.runtime.tally import Occurrence
 from surestep.doctor.runtime.values import read_part
 from surestep.doctor.watcher import Run, Watcher
 
@@ -60,10 +61,10 @@ _VALUES = 4096  # of a parameter
 
 
 @dataclass
-class _Seen:
+class _Seen(Occurrence):
     """Parameters of an optimizer, and their ratios."""
 
-    first: int
+    since_step: int
     location: Location
     references: list[weakref.ref[Tensor]]
     names: list[str]
@@ -130,13 +131,11 @@ class Watch(Watcher):
                 high = sum(ratio > _HIGHEST for ratio in ratios)
                 if len(ratios) >= _FEWEST and max(low, high) >= _SHARE * len(ratios):
                     usual = median(ratios)
-                    yield Problem(
+                    yield seen.report(
                         f"{max(low, high)} of {len(ratios)} steps that were checked changed {name} "
                         f"by {'less' if low else 'more'} than {_LOWEST if low else _HIGHEST:g} of "
                         f"its size; the median is {usual:.2g}.",
                         {"parameter": name, "ratio": usual, "steps": len(ratios)},
-                        location=seen.location,
-                        since_step=seen.first,
                     )
                     break  # one parameter shows it
 

@@ -48,6 +48,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Location, Problem
+from surestep.doctor.runtime.tally import Occurrence
 from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ _MOST_LAYERS = 1000
 
 
 @dataclass
-class _Seen:
+class _Seen(Occurrence):
     """The outputs of a layer.
 
     Attributes:
@@ -80,7 +81,7 @@ class _Seen:
     layer: weakref.ref[nn.Module]
     name: str
     index: int
-    first: int
+    since_step: int
     location: Location
     constant: Tensor | int = 0
     calls: int = 0
@@ -146,12 +147,10 @@ class Watch(Watcher):
                 continue
             constant = int(seen.constant)
             if constant >= max(_FEWEST, _SHARE * seen.calls):
-                yield Problem(
+                yield seen.report(
                     f"The output of {seen.name} (layer {seen.index} in the order of their calls) "
                     f"was constant in {constant} of {seen.calls} batches that were checked.",
                     {"layer": seen.index, "constant": constant, "batches": seen.calls},
-                    location=seen.location,
-                    since_step=seen.first,
                 )
 
 

@@ -212,10 +212,8 @@ class Watch(Watcher):
     def observe(self, run: Run) -> Iterator[Problem]:
         for seen in self._seen.values():
             if seen.mistakes >= _FEWEST:
-                yield Problem(
+                yield seen.report(
                     f"{seen.name} stayed in eval mode after an evaluation: {seen.mistakes} steps "
                     f"that were checked trained it in this mode, {seen.trained} in train mode.",
                     {"eval_steps": seen.mistakes, "train_steps": seen.trained},
-                    location=seen.location,
-                    since_step=seen.first,
                 )

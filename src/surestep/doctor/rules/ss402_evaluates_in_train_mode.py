@@ -221,20 +221,16 @@ class Watch(Watcher):
         evaluations = self._evaluations.list_ended(run)
         outputs = self._tally.mistakes
         if outputs >= _FEWEST:
-            yield Problem(
+            yield self._tally.report(
                 f"At least {outputs} outputs of {self._name} without gradients were compared"
                 f" with targets in train mode, with an active {self._layer}.",
                 {"outputs": outputs, "layer": self._layer},
-                location=self._tally.location,
-                since_step=self._tally.since_step,
             )
         elif len(evaluations) >= _FEWEST:
-            yield Problem(
+            yield evaluations[0].report(
                 f"{evaluations[0].model} was in train mode, with an active {self._layer}, in "
                 f"{len(evaluations)} passes over a DataLoader in which nothing was trained.",
                 {"passes": len(evaluations), "layer": self._layer},
-                location=evaluations[0].location,
-                since_step=evaluations[0].step + 1,
             )
 
 

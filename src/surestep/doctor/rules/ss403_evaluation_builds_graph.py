@@ -247,12 +247,10 @@ class Watch(Watcher):
                 since_step=self._first,
             )
         elif len(evaluations) > 1:
-            yield Problem(
+            yield evaluations[0].report(
                 f"{evaluations[0].model} built graphs in {len(evaluations)} passes over a "
                 "DataLoader in which no backward pass was called.",
                 {"passes": len(evaluations)},
-                location=evaluations[0].location,
-                since_step=evaluations[0].step + 1,
             )
         else:
             yield from self._observe_losses()

@@ -152,11 +152,9 @@ class Watch(Watcher):
     def observe(self, run: Run) -> Iterator[Problem]:
         calls = self._tally.mistakes
         if calls:
-            yield Problem(
+            yield self._tally.report(
                 f"{self._name} was active in eval mode, in {calls} calls that were checked.",
                 {"calls": calls},
-                location=self._tally.location,
-                since_step=self._tally.since_step,
             )
 
 

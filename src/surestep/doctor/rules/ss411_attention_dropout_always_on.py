@@ -135,10 +135,8 @@ class Watch(Watcher):
     def observe(self, run: Run) -> Iterator[Problem]:
         calls = self._tally.mistakes
         if calls:
-            yield Problem(
+            yield self._tally.report(
                 f"{self._name} dropped {self._p:.0%} of its attention weights in eval mode, in "
                 f"{calls} calls that were checked.",
                 {"calls": calls, "dropout_p": self._p},
-                location=self._tally.location,
-                since_step=self._tally.since_step,
             )

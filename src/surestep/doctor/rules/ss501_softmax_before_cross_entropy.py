@@ -90,10 +90,8 @@ class Watch(Watcher):
 
     def observe(self, run: Run) -> Iterator[Problem]:
         for seen in self._tally:
-            yield Problem(
+            yield seen.report(
                 f"The input of cross_entropy was {seen.reason} in {seen.mistakes} of "
                 f"{self._tally.calls} calls, and cross-entropy applies softmax again.",
                 {"calls": self._tally.calls, "mistakes": seen.mistakes},
-                location=seen.location,
-                since_step=seen.since_step,
             )

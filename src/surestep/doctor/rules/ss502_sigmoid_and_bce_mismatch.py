@@ -95,9 +95,7 @@ class Watch(Watcher):
 
     def observe(self, run: Run) -> Iterator[Problem]:
         for seen in self._tally:
-            yield Problem(
+            yield seen.report(
                 f"In {seen.mistakes} of {self._tally.calls} calls of {seen.reason}.",
                 {"calls": self._tally.calls, "mistakes": seen.mistakes},
-                location=seen.location,
-                since_step=seen.since_step,
             )

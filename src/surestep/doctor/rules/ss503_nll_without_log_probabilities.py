@@ -90,10 +90,8 @@ class Watch(Watcher):
 
     def observe(self, run: Run) -> Iterator[Problem]:
         for seen in self._tally:
-            yield Problem(
+            yield seen.report(
                 f"nll_loss got {seen.reason} in {seen.mistakes} of {self._tally.calls} calls, and "
                 "it expects log-probabilities.",
                 {"calls": self._tally.calls, "mistakes": seen.mistakes},
-                location=seen.location,
-                since_step=seen.since_step,
             )

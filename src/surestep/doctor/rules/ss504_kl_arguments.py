@@ -118,11 +118,9 @@ class Watch(Watcher):
 
     def observe(self, run: Run) -> Iterator[Problem]:
         for seen in self._tally:
-            yield Problem(
+            yield seen.report(
                 f"{seen.reason} in {seen.mistakes} of {self._tally.calls} calls of kl_div.",
                 {"calls": self._tally.calls, "mistakes": seen.mistakes},
-                location=seen.location,
-                since_step=seen.since_step,
             )
 
 

@@ -95,11 +95,9 @@ class Watch(Watcher):
     def observe(self, run: Run) -> Iterator[Problem]:
         for seen in self._tally:
             if seen.mistakes >= _FEWEST:
-                yield Problem(
+                yield seen.report(
                     f"In {seen.mistakes} of {self._tally.calls} calls, {seen.reason}.",
                     {"calls": self._tally.calls, "mistakes": seen.mistakes},
-                    location=seen.location,
-                    since_step=seen.since_step,
                 )
 
 

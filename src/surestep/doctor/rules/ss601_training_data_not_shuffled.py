@@ -210,12 +210,10 @@ class Watch(Watcher):
             runs, expected, classes = _count_runs(batches)
             if classes > 1 and runs <= _RUNS_OF_CLASS * classes and runs <= _SHARE * expected:
                 count = sum(map(len, batches))
-                yield Problem(
+                yield order.entry.report(
                     f"The labels of {count} samples were in {runs} runs of equal labels; if they "
                     f"were shuffled, there would be about {expected:.0f}.",
                     {"samples": count, "runs": runs, "expected": round(expected)},
-                    location=order.entry.location,
-                    since_step=order.entry.since_step,
                 )
 
 

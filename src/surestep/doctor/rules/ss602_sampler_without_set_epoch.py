@@ -49,6 +49,7 @@ from weakref import WeakKeyDictionary
 
 from surestep.doctor.problem import NOWHERE, Location, Problem, at_event
 from surestep.doctor.runtime.passes import Pass, Passes
+from surestep.doctor.runtime.tally import Occurrence
 from surestep.doctor.source.loaders import Loader, find_loaders, find_training_loops
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import describe, options_of
@@ -96,7 +97,7 @@ def _find_sampler(loader: Loader) -> Call | None:
 
 
 @dataclass
-class _Epochs:
+class _Epochs(Occurrence):
     """The epochs of a loader in which the script trains.
 
     Attributes:
@@ -153,10 +154,8 @@ class Watch(Watcher):
         for epochs in self._found:
             passes = epochs.passes + (epochs.entry.trained > 0)
             if passes >= _FEWEST:
-                yield Problem(
+                yield epochs.report(
                     f"{passes} epochs had the same order: the sampler had the epoch "
                     f"{epochs.number} in all of them.",
                     {"epochs": passes, "number": epochs.number},
-                    location=epochs.location,
-                    since_step=epochs.since_step,
                 )

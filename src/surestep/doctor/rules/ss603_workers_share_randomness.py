@@ -227,12 +227,10 @@ class Watch(Watcher):
             )
         for shares in self._workers.passes if not self._copied else ():
             if shares.repeated:
-                yield Problem(
+                yield shares.report(
                     f"The {shares.workers} workers gave the same batches: {shares.repeated} of the "
                     f"first {len(shares.digests)} batches were different.",
                     {"workers": shares.workers, "different": shares.repeated},
-                    location=shares.location,
-                    since_step=shares.since_step,
                 )
 
 

@@ -59,6 +59,7 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 from surestep.doctor.limits import DUPLICATE_SHARE
 from surestep.doctor.problem import Location, Problem
 from surestep.doctor.runtime.batches import digest_samples, list_tensors
+from surestep.doctor.runtime.tally import Occurrence
 from surestep.doctor.runtime.uses import BatchUses
 from surestep.doctor.watcher import Run, Watcher
 
@@ -85,7 +86,7 @@ _DISTINCT = 0.99  # of the training data: rows of few categories are equal by ch
 
 
 @dataclass
-class _Evaluated:
+class _Evaluated(Occurrence):
     """The samples of a loader that a model answered without being trained on them.
 
     Attributes:
@@ -189,10 +190,8 @@ class Watch(Watcher):
             if seen.same < _FEWEST_SAME or seen.same < DUPLICATE_SHARE * seen.samples:
                 continue
             if not is_on_purpose and not is_by_chance:
-                yield Problem(
+                yield seen.report(
                     f"{seen.same} of {seen.samples} evaluated samples that were compared had been "
                     "trained on before.",
                     {"samples": seen.samples, "same": seen.same},
-                    location=seen.location,
-                    since_step=seen.since_step,
                 )

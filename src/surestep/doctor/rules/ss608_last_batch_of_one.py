@@ -47,6 +47,7 @@ from weakref import WeakKeyDictionary
 from surestep.doctor.limits import SMALL_BATCH
 from surestep.doctor.problem import NOWHERE, Location, Problem
 from surestep.doctor.runtime.batches import list_tensors
+from surestep.doctor.runtime.tally import Occurrence
 from surestep.doctor.watcher import Run, Watcher
 from surestep.doctor.wording import list_names
 
@@ -62,14 +63,14 @@ _MOST_LOADERS = 20
 
 
 @dataclass
-class _Rests:
+class _Rests(Occurrence):
     """The small last batches of a loader.
 
     Attributes:
         location: of the loop.
         size: of the last one.
         seen_at: the step before it; -1 if it was not small.
-        first: step that trained on one; 0 without any.
+        since_step: step that trained on one; 0 without any.
         count: of those that were trained on.
         layers: that normalised them.
     """
@@ -77,7 +78,7 @@ class _Rests:
     location: Location = NOWHERE
     size: int = 0
     seen_at: int = -1
-    first: int = 0
+    since_step: int = 0
     count: int = 0
     layers: list[str] = field(default_factory=list)
 
@@ -112,7 +113,7 @@ class Watch(Watcher):
         if rests is None or not 0 <= rests.seen_at < run.step:
             return
         if not rests.layers:
-            rests.first = rests.seen_at + 1
+            rests.since_step = rests.seen_at + 1
             rests.layers = [
                 name
                 for model in run.models
@@ -124,10 +125,8 @@ class Watch(Watcher):
     def observe(self, run: Run) -> Iterator[Problem]:
         for rests in self._found:
             if rests.layers:
-                yield Problem(
+                yield rests.report(
                     f"The last batch had {rests.size} samples, so the BatchNorm layers "
                     f"{list_names(rests.layers)} trained on the statistics of so few.",
                     {"samples": rests.size, "layers": rests.layers},
-                    location=rests.location,
-                    since_step=rests.first,
                 )

@@ -44,7 +44,7 @@ from weakref import WeakKeyDictionary
 
 from surestep.doctor.limits import FEWEST_ROWS, OTHER_SCALE, WIDEST_TABLE
 from surestep.doctor.problem import Location, Problem
-from surestep.doctor.runtime.tally import LineTally
+from surestep.doctor.runtime.tally import LineTally, Occurrence
 from surestep.doctor.runtime.values import is_tensor
 from surestep.doctor.watcher import Run, Watcher
 
@@ -60,7 +60,7 @@ _MOST_TABLES = 20
 
 
 @dataclass
-class _Columns:
+class _Columns(Occurrence):
     """Sums of the columns of a table, less its first row, so that equal values have no spread.
 
     Attributes:
@@ -138,23 +138,19 @@ class Watch(Watcher):
 
     def observe(self, run: Run) -> Iterator[Problem]:
         for seen in self._tally:
-            yield Problem(
+            yield seen.report(
                 f"In {seen.mistakes} of {self._tally.calls} calls of the model, {seen.reason}.",
                 {"calls": self._tally.calls, "mistakes": seen.mistakes},
-                location=seen.location,
-                since_step=seen.since_step,
             )
         for columns in self._tables.values():
             spread = columns.spread()
             varied = [value for value in spread if value > 0]
             if columns.count >= FEWEST_ROWS and varied and max(varied) > OTHER_SCALE * min(varied):
                 large, small = spread.index(max(varied)), spread.index(min(varied))
-                yield Problem(
+                yield columns.report(
                     f"Column {large} of the inputs has a standard deviation of {max(varied):.3g}, "
                     f"and column {small} of {min(varied):.3g}.",
                     {"largest": max(varied), "smallest": min(varied), "columns": [large, small]},
-                    location=columns.location,
-                    since_step=columns.since_step,
                 )
 
 

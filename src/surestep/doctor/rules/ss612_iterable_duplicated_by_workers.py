@@ -151,10 +151,8 @@ class Watch(Watcher):
     def observe(self, run: Run) -> Iterator[Problem]:
         for shares in self._workers.passes:
             if shares.repeated:
-                yield Problem(
+                yield shares.report(
                     f"The {shares.workers} workers gave the same batches: {shares.repeated} of the "
                     f"first {len(shares.digests)} batches were different.",
                     {"workers": shares.workers, "different": shares.repeated},
-                    location=shares.location,
-                    since_step=shares.since_step,
                 )

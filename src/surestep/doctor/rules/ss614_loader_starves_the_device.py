@@ -136,12 +136,10 @@ class Watch(Watcher):
             share = sum(times.waits) / times.total
             if share > _SHARE:
                 wait = format_seconds(median(times.waits))
-                yield Problem(
+                yield times.entry.report(
                     f"{share:.0%} of the time of {len(times.waits)} steps was spent waiting for "
                     f"data, {wait} for a batch, with num_workers={times.workers}.",
                     {"share": share, "num_workers": times.workers, "steps": len(times.waits)},
-                    location=times.entry.location,
-                    since_step=times.entry.since_step,
                 )
 
 

@@ -44,6 +44,7 @@ from weakref import ref
 
 from surestep.doctor.limits import FEWEST_OTHERS, FEWEST_TARGETS
 from surestep.doctor.problem import Location, Problem
+from surestep.doctor.runtime.tally import Occurrence
 from surestep.doctor.runtime.values import is_tensor
 from surestep.doctor.watcher import Call, Run, Watcher
 
@@ -66,7 +67,7 @@ _LOSSES = (
 
 
 @dataclass
-class _Seen:
+class _Seen(Occurrence):
     """The calls of a loss in one line.
 
     Attributes:
@@ -156,11 +157,8 @@ class Watch(Watcher):
                 if not (self._is_causal or _reads_in_order(seen.model())):
                     continue
                 message = f"The targets of all {seen.calls} batches were the tokens of their inputs"
-            yield Problem(
-                f"{message} that were checked.",
-                {"batches": seen.calls, "samples": seen.samples},
-                location=seen.location,
-                since_step=seen.since_step,
+            yield seen.report(
+                f"{message} that were checked.", {"batches": seen.calls, "samples": seen.samples}
             )
 
 

@@ -42,6 +42,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from surestep.doctor.problem import NOWHERE, Location, Problem, at_event
+from surestep.doctor.runtime.tally import Occurrence
 from surestep.doctor.source.trace import Event, Loop, Program, Trace
 from surestep.doctor.source.training import describe, is_model, options_of
 from surestep.doctor.source.values import Call, Element, Function, Value, walk
@@ -103,11 +104,11 @@ def _has(event: Event, value: Value) -> bool:
 
 
 @dataclass
-class _Compiled:
+class _Compiled(Occurrence):
     """Calls of torch.compile in one line with the same model and options."""
 
     location: Location
-    first: int
+    since_step: int
     name: str
     calls: int = 0
 
@@ -144,11 +145,9 @@ class Watch(Watcher):
     def observe(self, run: Run) -> Iterator[Problem]:
         for seen in self._compiled.values():
             if seen.calls >= _FEWEST_CALLS:
-                yield Problem(
+                yield seen.report(
                     f"The same {seen.name} was compiled {seen.calls} times with the same options.",
                     {"calls": seen.calls},
-                    location=seen.location,
-                    since_step=seen.first,
                 )
                 return
         if len(self._steps) >= _FEWEST_STEPS:

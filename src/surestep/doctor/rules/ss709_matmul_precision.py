@@ -79,12 +79,10 @@ class Watch(Watcher):
     def observe(self, run: Run) -> Iterator[Problem]:
         products = self._products.mistakes
         if products >= _FEWEST:
-            yield Problem(
+            yield self._products.report(
                 f"At least {products} large products of float32 on a GPU had the precision "
                 '"highest".',
                 {"products": products},
-                location=self._products.location,
-                since_step=self._products.since_step,
             )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import NOWHERE, Location
+from surestep.doctor.runtime.tally import Occurrence
 from surestep.doctor.watcher import Run
 
 if TYPE_CHECKING:
@@ -16,12 +17,12 @@ _MOST = 20  # evaluations that are remembered
 
 
 @dataclass
-class Evaluation:
+class Evaluation(Occurrence):
     """An evaluation, as its first batch shows it.
 
     Attributes:
         loader: that gives its batches.
-        step: after which it is, from 0.
+        since_step: the step that follows its start, from 1.
         backwards: backward passes before it.
         batches: that it had.
         calls: of a model, for the first batch.
@@ -30,7 +31,7 @@ class Evaluation:
     """
 
     loader: weakref.ref[DataLoader[Any]]
-    step: int
+    since_step: int
     backwards: int
     batches: int = 0
     calls: int = 0
@@ -52,7 +53,7 @@ class Evaluations:
     def begin(self, run: Run, loader: DataLoader[Any]) -> None:
         """Begin a pass, in `on_loader`."""
         self.end(run)
-        self._current = Evaluation(weakref.ref(loader), run.step, run.backwards)
+        self._current = Evaluation(weakref.ref(loader), run.step + 1, run.backwards)
 
     def count_batch(self) -> None:
         """Count a batch, in `on_batch`."""
@@ -72,11 +73,11 @@ class Evaluations:
         current, self._current = self._current, None
         if current is None or current.calls != 1 or len(self._ended) >= _MOST:
             return
-        if (run.step, run.backwards) == (current.step, current.backwards):
+        if (run.step + 1, run.backwards) == (current.since_step, current.backwards):
             self._ended.append(current)
 
     def list_ended(self, run: Run) -> list[Evaluation]:
         """Return the evaluations, in `observe`."""
         self.end(run)
-        keys = [(evaluation.loader, evaluation.step) for evaluation in self._ended]
+        keys = [(evaluation.loader, evaluation.since_step) for evaluation in self._ended]
         return [e for e, key in zip(self._ended, keys, strict=True) if keys.count(key) == 1]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from surestep.doctor.problem import NOWHERE, Location
+from surestep.doctor.runtime.tally import Occurrence
 
 if TYPE_CHECKING:
     from torch import nn
@@ -50,7 +51,7 @@ def _trains_around(optimizer: Optimizer, model: nn.Module, layers: list[nn.Modul
 
 
 @dataclass
-class Switched:
+class Switched(Occurrence):
     """A model with layers that depend on the mode.
 
     Attributes:
@@ -76,7 +77,7 @@ class Switched:
     trained: int = 0
     early: int = 0
     mistakes: int = 0
-    first: int = 0
+    since_step: int = 0
     location: Location = NOWHERE
 
     def is_trained_by(self, optimizer: Optimizer) -> bool:
@@ -90,7 +91,7 @@ class Switched:
     def add_mistake(self, step: int, location: Location) -> None:
         """Count a step in the mode of an evaluation, if others show that it is not wanted."""
         if not (self.early or self.mistakes):
-            self.first, self.location = step, location
+            self.since_step, self.location = step, location
         self.early += 1
         if self.trained or self.evaluations >= _FEWEST_EVALUATIONS:
             self.mistakes, self.early = self.mistakes + self.early, 0

@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 
 from surestep.doctor.problem import NOWHERE, Location
 from surestep.doctor.runtime.locations import locate_class
+from surestep.doctor.runtime.tally import Occurrence
 from surestep.doctor.watcher import Run
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Pass:
+class Pass(Occurrence):
     """One iteration over a DataLoader.
 
     Attributes:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from surestep.doctor.problem import NOWHERE, Location
+from surestep.doctor.problem import NOWHERE, Location, Problem
 from surestep.doctor.watcher import Run
 
 if TYPE_CHECKING:
@@ -17,8 +17,24 @@ _MOST_LINES = 20
 _MOST_WAITING = 100  # values of a device that are stored
 
 
+class Occurrence:
+    """Something that was seen while a script ran.
+
+    Attributes:
+        location: where it was first.
+        since_step: when it was first, from 1.
+    """
+
+    location: Location
+    since_step: int
+
+    def report(self, message: str, evidence: Mapping[str, Any]) -> Problem:
+        """Return the problem that it is."""
+        return Problem(message, evidence, location=self.location, since_step=self.since_step)
+
+
 @dataclass
-class Tally:
+class Tally(Occurrence):
     """How often a rule checked something, such as the steps of an optimizer, and it was wrong.
 
     Attributes:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from surestep.doctor.problem import Location
+from surestep.doctor.runtime.tally import Occurrence
 from surestep.doctor.runtime.values import read_part
 from surestep.doctor.watcher import Run
 
@@ -54,14 +55,14 @@ def _find_parameters() -> _Moment:
 
 
 @dataclass
-class Late:
+class Late(Occurrence):
     """A parameter that gets gradients, and that no optimizer has.
 
     Attributes:
         parameter: a weak reference.
         name: in its model.
         is_new: whether it was made after the optimizer; otherwise it was frozen then.
-        since: the first step with a gradient for it, from 1.
+        since_step: the first step with a gradient for it, from 1.
         location: of that step.
         first: some of its values at that step.
         last: the same values at the last step that was checked.
@@ -72,7 +73,7 @@ class Late:
     parameter: weakref.ref[Tensor]
     name: str
     is_new: bool
-    since: int
+    since_step: int
     location: Location
     first: Tensor
     last: Tensor
@@ -140,5 +141,5 @@ class Unheld:
 
     def find(self, fewest: int) -> list[Late]:
         """Return the parameters that nothing updates in so many steps, checked or between."""
-        found = [late for late in self._late.values() if late.until - late.since + 1 >= fewest]
+        found = [late for late in self._late.values() if late.until - late.since_step + 1 >= fewest]
         return [late for late in found if not late.is_trained()]

@@ -131,12 +131,7 @@ class WindowWatcher(Watcher):
         for tally in self.tallies:
             if tally.is_usual:
                 evidence = {"mistakes": tally.mistakes, "steps": tally.checked}
-                yield Problem(
-                    self.describe(tally),
-                    evidence,
-                    location=tally.location,
-                    since_step=tally.since_step,
-                )
+                yield tally.report(self.describe(tally), evidence)
 
 
 def has_gradient(optimizer: Optimizer) -> bool:

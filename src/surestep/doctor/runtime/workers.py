@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 
 from surestep.doctor.problem import Location
 from surestep.doctor.runtime.batches import digest_batch, digest_parts
+from surestep.doctor.runtime.tally import Occurrence
 from surestep.doctor.watcher import Run
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ _MOST_PASSES = 20
 
 
 @dataclass
-class Shares:
+class Shares(Occurrence):
     """The first batches of a pass, which workers give in turn.
 
     Attributes:

@@ -213,11 +213,8 @@ class Watch(Watcher):
         tally = self._in_losses if run.backwards else self._all  # of torch.autograd.grad
         for found in tally:
             if found.mistakes >= _FEWEST:
-                yield Problem(
-                    f"{found.reason}, in {found.mistakes} calls.",
-                    {"calls": found.mistakes},
-                    location=found.location,
-                    since_step=found.since_step,
+                yield found.report(
+                    f"{found.reason}, in {found.mistakes} calls.", {"calls": found.mistakes}
                 )
 
 

@@ -72,6 +72,7 @@ from surestep.doctor.rules.ss508_padding_counted.padding import (
     find_collated,
     find_padding,
 )
+from surestep.doctor.runtime.tally import Occurrence
 from surestep.doctor.runtime.values import is_tensor
 from surestep.doctor.source.losses import Loss, find_losses
 from surestep.doctor.source.trace import Program
@@ -171,7 +172,7 @@ def _masks_input(loss: Loss) -> bool:
 
 
 @dataclass
-class _Targets:
+class _Targets(Occurrence):
     """The targets of the loss of one line.
 
     Attributes:
@@ -239,12 +240,10 @@ class Watch(Watcher):
                 continue
             padded = sum(count for _, count in found)
             total = sum(table.numel() for table in seen.tables)
-            yield Problem(
+            yield seen.report(
                 f"The loss counts the padding: {padded} of {total} targets are {found[0][0]}, which"
                 " is only at the ends of sequences, and is not ignored.",
                 {"padding": found[0][0], "padded": padded, "targets": total},
-                location=seen.location,
-                since_step=seen.since_step,
             )
 
 

@@ -190,11 +190,9 @@ class Watch(Watcher):
 
     def observe(self, run: Run) -> Iterator[Problem]:
         for seen in self._tally:
-            yield Problem(
+            yield seen.report(
                 f"{seen.reason}, in {seen.mistakes} of the calls that were checked.",
                 {"mistakes": seen.mistakes},
-                location=seen.location,
-                since_step=seen.since_step,
             )
 
 

@@ -216,10 +216,8 @@ class Watch(Watcher):
             target.tolist() == [seen.value] * 2 for target in self._targets
         )
         if seen.is_constant and is_used and seen.samples >= _FEWEST_SAMPLES:
-            yield Problem(
+            yield seen.entry.report(
                 f"All labels of {seen.samples} samples are {seen.value:g}, so there is nothing to "
                 "distinguish.",
                 {"samples": seen.samples, "label": seen.value},
-                location=seen.entry.location,
-                since_step=seen.entry.since_step,
             )
