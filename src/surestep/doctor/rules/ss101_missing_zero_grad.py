@@ -121,9 +121,9 @@ def _name_step_function(program: Program, step: Event) -> str:
     is_step = (is_lightning and function.name == "training_step") or any(
         isinstance(given, Function) and given.definition is function.definition
         for trace in program.traces
-        for event in trace.events
-        if event.call is not None and event.call.path in _ENGINES
-        for given in event.call.args[:1]
+        for _, call in trace.calls
+        if call.path in _ENGINES
+        for given in call.args[:1]
     )
     return f"`{function.name}`" if is_step else ""
 

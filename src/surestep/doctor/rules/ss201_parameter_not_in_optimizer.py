@@ -90,7 +90,7 @@ _FEWEST = 3  # steps with a gradient that nothing used
 def check(program: Program) -> Iterator[Problem]:
     """Find layers that are added, and parameters that are unfrozen, too late."""
     for trace in program.traces:
-        if any(e.call is not None and e.call.name == "add_param_group" for e in trace.events):
+        if any(call.name == "add_param_group" for _, call in trace.calls):
             continue
         for step in (action for action in find_actions(trace) if action.kind == "step"):
             optimizer = strip(step.target)

@@ -67,9 +67,8 @@ _LAYERS = re.compile(r"^((Lazy|Sync)?BatchNorm|LayerNorm|RMSNorm|GroupNorm|Embed
 def check(program: Program) -> Iterator[Problem]:
     """Find AdamW with one weight decay for all parameters of a module that has such layers."""
     for trace in program.traces:
-        for event in trace.events:
-            call = event.call
-            if call is None or call.path != "torch.optim.AdamW" or call.has_unknown_arguments:
+        for event, call in trace.calls:
+            if call.path != "torch.optim.AdamW" or call.has_unknown_arguments:
                 continue
             for model, decay in _find_decayed(call):
                 layer = next(filter(_is_sensitive, find_layers(model)[0]), None)
@@ -90,9 +89,8 @@ def _find_decayed(call: Call) -> Iterator[tuple[Value, float]]:
     for group in groups:
         parameters, own = group, decay
         if isinstance(group, Collection):
-            pairs = zip(group.keys, group.elements, strict=False)
-            entries = {key.value: value for key, value in pairs if isinstance(key, Constant)}
-            parameters, own = entries.get("params"), entries.get("weight_decay", decay)
+            parameters = group.entries.get("params")
+            own = group.entries.get("weight_decay", decay)
         if (
             isinstance(parameters, Call)
             and parameters.path == ".parameters"

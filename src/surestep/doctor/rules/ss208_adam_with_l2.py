@@ -37,7 +37,7 @@ from collections.abc import Iterator
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.source.trace import Program
-from surestep.doctor.source.values import Call, Collection, Constant, Value
+from surestep.doctor.source.values import Call, Collection, Constant
 
 SEVERITY = "info"
 FIX = "Use torch.optim.AdamW, and choose the weight decay for it."
@@ -47,9 +47,8 @@ _GRAPHS = re.compile(r"^\s*(import|from) (torch_geometric|dgl)\b", re.MULTILINE)
 def check(program: Program) -> Iterator[Problem]:
     """Find Adam with a weight decay above 0."""
     for trace in program.traces:
-        for event in trace.events:
-            call = event.call
-            if call is None or call.path != "torch.optim.Adam" or call.has_unknown_arguments:
+        for event, call in trace.calls:
+            if call.path != "torch.optim.Adam" or call.has_unknown_arguments:
                 continue
             if "decoupled_weight_decay" in call.keywords:
                 continue
@@ -68,8 +67,7 @@ def _find_decay(call: Call) -> float | None:
     if isinstance(groups, Collection):
         for group in groups.elements:
             if isinstance(group, Collection) and group.type == "dict":
-                pairs = zip(group.keys, group.elements, strict=False)
-                given += [value for key, value in pairs if _is(key, "weight_decay")]
+                given.append(group.entries.get("weight_decay"))
     for value in given:
         if (
             isinstance(value, Constant)
@@ -78,7 +76,3 @@ def _find_decay(call: Call) -> float | None:
         ):
             return float(value.value)
     return None
-
-
-def _is(key: Value | None, name: str) -> bool:
-    return isinstance(key, Constant) and key.value == name

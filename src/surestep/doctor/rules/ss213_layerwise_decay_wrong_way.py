@@ -86,7 +86,7 @@ _KEEPS_ORDER = ("list", "tuple", "enumerate", "tqdm")
 def check(program: Program) -> Iterator[Problem]:
     """Find groups of parameters whose learning rate shrinks from the first layer on."""
     for trace in program.traces:
-        if any(event.call is not None and event.call.name == "reverse" for event in trace.events):
+        if any(call.name == "reverse" for _, call in trace.calls):
             continue
         for group in _find_groups(trace):
             yield from _check_power(trace, group)
@@ -116,14 +116,8 @@ def _find_groups(trace: Trace) -> Iterator[Collection]:
                             yield group
 
 
-def _entries_of(group: Collection) -> dict[object, Value]:
-    pairs = zip(group.keys, group.elements, strict=False)
-    return {key.value: value for key, value in pairs if isinstance(key, Constant)}
-
-
 def _check_power(trace: Trace, group: Collection) -> Iterator[Problem]:
-    entries = _entries_of(group)
-    rate, parameters = entries.get("lr"), entries.get("params")
+    rate, parameters = group.entries.get("lr"), group.entries.get("params")
     if rate is None or parameters is None or group.file is None or group.node is None:
         return
     for power in _factors_of(rate):
@@ -157,9 +151,8 @@ def _is_below_one(value: Value) -> bool:
 def _iterated_by(trace: Trace, index: Value) -> Value | None:
     """Return what an index counts: that of `enumerate(layers)`, or of `range(len(layers))`."""
     if isinstance(index, Unknown) and isinstance(index.node, ast.Call):
-        for event in trace.events:
-            call = event.call
-            if call is not None and call.path == "enumerate" and call.node is index.node:
+        for _, call in trace.calls:
+            if call.path == "enumerate" and call.node is index.node:
                 return call.argument(0, "iterable")
     if isinstance(index, Element) and isinstance(index.of, Call) and index.of.path == "range":
         match index.of.args:

@@ -87,9 +87,8 @@ def check(program: Program) -> Iterator[Problem]:
 def _precision_of(trace: Trace, model: Value) -> str:
     """Return the dtype to which a model was last converted; "" if it is not certain."""
     dtype = ""
-    for event in trace.events:
-        call = event.call
-        if call is None or not call.is_method or not is_same(call.receiver, model):
+    for event, call in trace.calls:
+        if not call.is_method or not is_same(call.receiver, model):
             continue
         if call.name in ("half", "bfloat16", "float", "double"):
             dtype = "" if event.branches else f"torch.{call.name}"

@@ -83,9 +83,8 @@ _PATHS = frozenset(f"torch.nn.functional.{name}" for name in (*_NAMES, "feature_
 def check(program: Program) -> Iterator[Problem]:
     """Find dropout in the forward of a module that does not depend on its mode."""
     for trace in program.traces:
-        for event in trace.events:
-            call = event.call
-            if call is None or not is_in_forward(event):
+        for event, call in trace.calls:
+            if not is_in_forward(event):
                 continue
             if call.path in _PATHS and call.argument(2, "training") is None:
                 if not _may_be_off(event, call, 1):

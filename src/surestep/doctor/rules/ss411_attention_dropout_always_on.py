@@ -76,9 +76,8 @@ _PATH = "torch.nn.functional.scaled_dot_product_attention"
 def check(program: Program) -> Iterator[Problem]:
     """Find attention in the forward of a module whose dropout does not depend on its mode."""
     for trace in program.traces:
-        for event in trace.events:
-            call = event.call
-            if call is None or call.path != _PATH or not is_in_forward(event):
+        for event, call in trace.calls:
+            if call.path != _PATH or not is_in_forward(event):
                 continue
             rate = call.argument(4, "dropout_p")
             if rate is None or not _is_on(rate):

@@ -85,7 +85,7 @@ _SAME = 0.6  # of the limits between batches, at which the label does not change
 def check(program: Program) -> Iterator[Problem]:
     """Find loaders that train on ordered data in its order."""
     for trace in program.traces:
-        if any(event.call is not None and event.call.name == "shuffle" for event in trace.events):
+        if any(call.name == "shuffle" for _, call in trace.calls):
             continue
         for loader in find_loaders(trace):
             given = ("shuffle", "sampler", "batch_sampler")

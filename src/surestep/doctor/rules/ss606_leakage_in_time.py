@@ -111,9 +111,8 @@ def _is_made_of_windows(value: Collection, trace: Trace) -> bool:
     if isinstance(value.node, ast.ListComp) and len(value.node.generators) == 1:
         generator = value.node.generators[0]
         return not generator.ifs and _is_sliding(value.node.elt, generator.target, generator.iter)
-    for event in trace.events:
-        call = event.call
-        if call is None or call.name != "append" or call.receiver is not value or not call.args:
+    for event, call in trace.calls:
+        if call.name != "append" or call.receiver is not value or not call.args:
             continue
         loop = _innermost(event.loops)
         is_window = isinstance(call.args[0], Item) and loop is not None and not event.branches

@@ -127,9 +127,8 @@ def _measures_time(trace: Trace) -> bool:
 def _find_waiting(trace: Trace, backwards: list[Action]) -> set[Loop]:
     """Return the loops that need a value from the GPU in each step."""
     loops = set()
-    for event in trace.events:
-        call = event.call
-        if call is None or event.loop is None:
+    for event, call in trace.calls:
+        if event.loop is None:
             continue
         # An evaluation reads its result as often as it happens.
         if call.name in _TESTS or (call.path == ".eval" and _is_after_step(event, backwards)):

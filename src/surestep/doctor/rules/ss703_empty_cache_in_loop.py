@@ -49,9 +49,8 @@ def check(program: Program) -> Iterator[Problem]:
     for trace in program.traces:
         parts = ("backward", "step", "scaler_step")
         training = [a.event for a in find_actions(trace) if a.kind in parts]
-        for event in trace.events:
-            call = event.call
-            if call is None or call.path != "torch.cuda.empty_cache" or event.loop is None:
+        for event, call in trace.calls:
+            if call.path != "torch.cuda.empty_cache" or event.loop is None:
                 continue
             if any(
                 part.loop is event.loop and set(event.branches) <= set(part.branches)

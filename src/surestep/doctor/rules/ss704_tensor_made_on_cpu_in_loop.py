@@ -55,9 +55,8 @@ def check(program: Program) -> Iterator[Problem]:
     """Find new tensors that are moved in a training loop, and moves in datasets."""
     for trace in program.traces:
         backwards = {a.event.loop for a in find_actions(trace) if a.kind == "backward"}
-        for event in trace.events:
-            call = event.call
-            if call is None or not moves_to_gpu(call):
+        for event, call in trace.calls:
+            if not moves_to_gpu(call):
                 continue
             made = call.receiver
             is_new = isinstance(made, Call) and made.path in _MAKERS and not _is_placed(made)

@@ -59,9 +59,8 @@ _MOST = 64  # models, and steps
 def check(program: Program) -> Iterator[Problem]:
     """Find models from before a loop that are compiled in it."""
     for trace in program.traces:
-        for event in trace.events:
-            call = event.call
-            if call is None or call.path != "torch.compile" or event.loop is None:
+        for event, call in trace.calls:
+            if call.path != "torch.compile" or event.loop is None:
                 continue
             compiled = call.argument(0, "model")
             if event.branches or _depends_on_loop(call, event.loop):

@@ -52,9 +52,8 @@ FIX = "Create the loader with DataLoader(..., pin_memory=True)."
 def check(program: Program) -> Iterator[Problem]:
     """Find copies of batches of a loader that does not pin them."""
     for trace in program.traces:
-        for event in trace.events:
-            call = event.call
-            if call is None or call.name not in ("to", "cuda") or not call.is_method:
+        for event, call in trace.calls:
+            if call.name not in ("to", "cuda") or not call.is_method:
                 continue
             option = call.argument(-1, "non_blocking")
             if not isinstance(option, Constant) or option.value is not True:

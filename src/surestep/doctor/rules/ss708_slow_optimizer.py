@@ -57,10 +57,7 @@ def check(program: Program) -> Iterator[Problem]:
     """Find the options that turn off what PyTorch chooses by default."""
     keeps_gradients = program.contains(_NEEDS_GRADIENTS)
     for trace in program.traces:
-        for event in trace.events:
-            call = event.call
-            if call is None:
-                continue
+        for event, call in trace.calls:
             is_slow_option = _is_false(call, "foreach") and not _has_one_parameter(call)
             if (
                 is_made_by(call, "torch.optim.")

@@ -80,7 +80,7 @@ def check(program: Program) -> Iterator[Problem]:
 
 def _has_ranks(trace: Trace) -> bool:
     """Return whether several ranks execute a trace: none of its groups has a constant rank."""
-    calls = [event.call for event in trace.events if event.call is not None]
+    calls = [call for _, call in trace.calls]
     groups = [call for call in calls if call.path.endswith("init_process_group")]
     ranks = [call.argument(4, "rank") for call in groups]
     return bool(groups) and not any(isinstance(rank, Constant) for rank in ranks)

@@ -58,9 +58,8 @@ def check(program: Program) -> Iterator[Problem]:
     for trace in program.traces:
         if not _uses_nccl(trace) or _calls_unknown_setup(trace):
             continue
-        for event in trace.events:
-            call = event.call
-            if call is not None and _moves_to_current_device(call) and is_model(call.receiver):
+        for event, call in trace.calls:
+            if _moves_to_current_device(call) and is_model(call.receiver):
                 yield at_event(
                     event,
                     f"`{describe(call)}` puts the model of every rank on GPU 0: no line sets the "

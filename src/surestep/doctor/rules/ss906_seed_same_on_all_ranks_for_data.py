@@ -84,9 +84,8 @@ def check(program: Program) -> Iterator[Problem]:
             loop for a in find_actions(trace) if a.kind == "backward" for loop in a.event.loops
         }
         iterated = [part for loop in loops if loop.iterated for part in walk(loop.iterated)]
-        for event in trace.events:
-            call = event.call
-            if call is not None and call in iterated and _shuffles_everything(call):
+        for event, call in trace.calls:
+            if call in iterated and _shuffles_everything(call):
                 yield at_event(
                     event,
                     f"`{describe(call)}` gives the same batches to all ranks: they have the same "
@@ -96,7 +95,7 @@ def check(program: Program) -> Iterator[Problem]:
 
 def _has_fixed_seed(trace: Trace) -> bool:
     """Return whether torch is seeded with a number, and never with one that may be the rank's."""
-    calls = [event.call for event in trace.events if event.call is not None]
+    calls = [call for _, call in trace.calls]
     seeds = [c.argument(0, "seed") for c in calls if c.path in ("torch.manual_seed", "torch.seed")]
     others = [c for c in calls if c.name == "seed_everything" or c.name == "set_seed"]
     return bool(seeds) and not others and all(map(_is_fixed, seeds))

@@ -51,16 +51,14 @@ class Save:
         """Return what is saved under each name, if a dict is saved."""
         if not isinstance(self.value, Collection) or self.value.type != "dict":
             return {}
-        pairs = zip(self.value.keys, self.value.elements, strict=False)
-        return {str(key.value): value for key, value in pairs if isinstance(key, Constant)}
+        return {str(key): value for key, value in self.value.entries.items()}
 
 
 def find_saves(trace: Trace) -> list[Save]:
     """Return the calls of `torch.save` in a trace."""
     saves = []
-    for event in trace.events:
-        call = event.call
-        if call is not None and call.path == "torch.save" and not call.has_unknown_arguments:
+    for event, call in trace.calls:
+        if call.path == "torch.save" and not call.has_unknown_arguments:
             value = call.argument(0, "obj")
             if value is not None:
                 saves.append(Save(event, value, call.argument(1, "f")))
@@ -76,9 +74,8 @@ def find_loads(trace: Trace) -> list[Event]:
 def find_restores(trace: Trace) -> list[tuple[Event, Value, Value]]:
     """Return the calls of `load_state_dict`: the event, the object, and the state."""
     restores = []
-    for event in trace.events:
-        call = event.call
-        if call is not None and call.path == ".load_state_dict" and call.receiver is not None:
+    for event, call in trace.calls:
+        if call.path == ".load_state_dict" and call.receiver is not None:
             state = call.argument(0, "state_dict")
             if state is not None:
                 restores.append((event, call.receiver, state))

@@ -237,14 +237,8 @@ class Evaluator:
         return method
 
     def _item(self, base: Value, index: Value, node: ast.expr) -> Value:
-        if isinstance(base, Collection) and isinstance(index, Constant) and base.is_complete:
-            if base.keys:
-                for key, value in zip(base.keys, base.elements, strict=False):
-                    if isinstance(key, Constant) and key.value == index.value:
-                        return value
-            elif index.value in range(-len(base.elements), len(base.elements)):
-                return base.elements[int(index.value)]
-        return Item(base, index, node=node, file=self._file)
+        found = base.find(index) if isinstance(base, Collection) else None
+        return found or Item(base, index, node=node, file=self._file)
 
     def _define_function(self, node: Definition, scope: Scope) -> Function:
         args = node.args

@@ -72,7 +72,7 @@ def find_training_loops(trace: Trace, loader: Loader) -> list[tuple[Loop, ...]]:
     Loops that make the loader are left out. There are none if an Accelerator or the like replaces
     the loader.
     """
-    prepares = (event.call for event in trace.events if event.call is not None)
+    prepares = (call for _, call in trace.calls)
     given = (arg for call in prepares if call.name in PREPARES for arg in call.args)
     if any(loader.call in options_of(arg) for arg in given):
         return []

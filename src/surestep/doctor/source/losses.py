@@ -76,7 +76,7 @@ def find_losses(trace: Trace, *names: str) -> list[Loss]:
 
 @once_per_trace
 def _find_all_losses(trace: Trace) -> list[Loss]:
-    found = (_find_loss(event) for event in trace.events if event.call is not None)
+    found = (_find_loss(event) for event, _ in trace.calls)
     return [loss for loss in found if loss is not None]
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from surestep.doctor.source.trace import Event, Program, Trace, once_per_trace
 from surestep.doctor.source.training import options_of, tensor_of
-from surestep.doctor.source.values import Call, Collection, Constant, Item, Operation, Value
+from surestep.doctor.source.values import Call, Collection, Item, Operation, Value
 
 _MAX_DEPTH = 20
 _FUNCTIONS = {
@@ -128,7 +128,7 @@ class Outputs:
             if not isinstance(base, Collection):
                 found.extend(self._find(base, (*reshapes, value), depth))
                 continue
-            element = _element_at(base, value.index)
+            element = None if base.keys else base.find(value.index)
             if element is None:
                 return [Origin("", value)]
             found.extend(self._find(element, reshapes, depth))
@@ -155,14 +155,6 @@ class Outputs:
             options = options_of(_last_of(made))
             made = options[0] if len(options) == 1 else None
         return None
-
-
-def _element_at(collection: Collection, index: Value) -> Value | None:
-    at = index.value if isinstance(index, Constant) else None
-    count = len(collection.elements)
-    if not collection.is_complete or collection.keys or not isinstance(at, int):
-        return None
-    return collection.elements[at] if -count <= at < count else None
 
 
 def _expand(value: Value | None) -> tuple[Value, ...]:

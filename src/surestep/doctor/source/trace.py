@@ -109,6 +109,11 @@ class Trace:
         """Return the position of an event in `events`."""
         return _number_events(self)[event]
 
+    @property
+    def calls(self) -> list[tuple[Event, Call]]:
+        """The events that are calls, with their calls."""
+        return _list_calls(self)
+
 
 def once_per_trace(find: Callable[[Trace], Found]) -> Callable[[Trace], Found]:
     """Make a function keep what it found in a trace: many rules ask for the same."""
@@ -125,6 +130,11 @@ def once_per_trace(find: Callable[[Trace], Found]) -> Callable[[Trace], Found]:
 @once_per_trace
 def _number_events(trace: Trace) -> dict[Event, int]:
     return {event: index for index, event in enumerate(trace.events)}
+
+
+@once_per_trace
+def _list_calls(trace: Trace) -> list[tuple[Event, Call]]:
+    return [(event, event.call) for event in trace.events if event.call is not None]
 
 
 @dataclass(eq=False)

@@ -314,6 +314,21 @@ class Collection(Value):
         """The values that it was made from."""
         return tuple(self.elements)
 
+    @property
+    def entries(self) -> dict[object, Value]:
+        """The values of a dict, by their keys, as far as these are known."""
+        pairs = zip(self.keys, self.elements, strict=False)
+        return {key.value: value for key, value in pairs if isinstance(key, Constant)}
+
+    def find(self, index: Value) -> Value | None:
+        """Return the value of a key, or the element at an index, if all elements are known."""
+        if not self.is_complete or not isinstance(index, Constant):
+            return None
+        at, count = index.value, len(self.elements)
+        if self.keys:
+            return self.entries.get(at)
+        return self.elements[at] if isinstance(at, int) and -count <= at < count else None
+
 
 @dataclass(eq=False)
 class Either(Value):

@@ -36,9 +36,8 @@ REDUCES = tuple(path for path in PREFIXES if path.endswith("DistributedDataParal
 
 def find_wrappers(trace: Trace, paths: tuple[str, ...]) -> Iterator[tuple[Event, Call]]:
     """Yield the calls that wrap a model."""
-    for event in trace.events:
-        call = event.call
-        if call is not None and call.path in paths:
+    for event, call in trace.calls:
+        if call.path in paths:
             yield event, call
 
 

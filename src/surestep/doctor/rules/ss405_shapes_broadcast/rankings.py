@@ -29,7 +29,7 @@ def is_ranked(table: Value, trace: Trace) -> bool:
     contents = [parts for parts in contents if table in parts]
     calls = [part for parts in contents for part in parts]
     if not contents:
-        calls = [event.call for event in trace.events if event.call is not None]
+        calls = [call for _, call in trace.calls]
     return any(isinstance(call, Call) and _ranks(call, table) for call in calls)
 
 

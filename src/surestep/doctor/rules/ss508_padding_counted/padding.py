@@ -79,7 +79,7 @@ def _is_counted(pad: Call) -> bool:
 
 def _find_in_batch(item: Item, returned: dict[int, list[Value]]) -> Value | None:
     """Return what a `collate_fn` returns at an index of a batch."""
-    if not isinstance(item.base, Element) or not isinstance(item.index, Constant):
+    if not isinstance(item.base, Element):
         return None
     loaders = options_of(item.base.of)
     loader = loaders[0] if len(loaders) == 1 else None
@@ -87,15 +87,5 @@ def _find_in_batch(item: Item, returned: dict[int, list[Value]]) -> Value | None
         return None
     collate = loader.argument(6, "collate_fn")
     batches = returned.get(id(collate.definition), []) if isinstance(collate, Function) else []
-    index = item.index.value
-    if len(batches) != 1 or not isinstance(batches[0], Collection) or not batches[0].is_complete:
-        return None
-    batch = batches[0]
-    if batch.keys:
-        pairs = zip(batch.keys, batch.elements, strict=False)
-        return next(
-            (v for key, v in pairs if isinstance(key, Constant) and key.value == index), None
-        )
-    if not isinstance(index, int) or not -len(batch.elements) <= index < len(batch.elements):
-        return None
-    return batch.elements[index]
+    batch = batches[0] if len(batches) == 1 else None
+    return batch.find(item.index) if isinstance(batch, Collection) else None

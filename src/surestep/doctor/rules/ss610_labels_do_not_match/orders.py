@@ -200,7 +200,7 @@ def _draws_order(call: Call) -> bool:
 
 def is_seeded_between(trace: Trace, first: Call, second: Call) -> bool:
     """Return whether a generator may have been set back between two calls."""
-    calls = [event.call for event in trace.events if event.call is not None]
+    calls = [call for _, call in trace.calls]
     places = sorted(index for index, call in enumerate(calls) if call is first or call is second)
     if len(places) != 2:
         return True
