@@ -44,6 +44,7 @@ from weakref import ref
 
 from surestep.base.text import format_count
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.runtime.parameters import iter_parameters
 from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import (
@@ -196,7 +197,7 @@ class Watch(Watcher):
         self._mistaken: list[Tally] = []
 
     def on_optimizer(self, run: Run, optimizer: Optimizer) -> None:
-        used = [p for group in optimizer.param_groups for p in group["params"]]
+        used = list(iter_parameters(optimizer))
         known = {key: seen for key, seen in self._seen.items() if seen.optimizer() is not None}
         self._seen = {**known, id(optimizer): _Seen(ref(optimizer), [ref(p) for p in used[:3]])}
 

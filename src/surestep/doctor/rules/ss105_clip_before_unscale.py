@@ -47,6 +47,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Location, Problem, at_event
+from surestep.doctor.runtime.parameters import iter_parameters
 from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.source.order import Order, is_enabled, is_measurement, is_scaled
 from surestep.doctor.source.trace import Program
@@ -141,9 +142,7 @@ class Watch(Watcher):
         self._tally.checked += 1
         if clip is None or clip.backwards != run.backwards or id(optimizer) in clip.unscaled:
             return
-        if any(
-            id(p) in clip.parameters for group in optimizer.param_groups for p in group["params"]
-        ):
+        if any(id(p) in clip.parameters for p in iter_parameters(optimizer)):
             self._tally.add(clip.location, run.step + 1)
 
     def observe(self, run: Run) -> Iterator[Problem]:

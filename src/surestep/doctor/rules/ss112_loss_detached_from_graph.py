@@ -46,6 +46,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from surestep.doctor.problem import Location, Problem, at_event
 from surestep.doctor.runtime.batches import list_tensors
 from surestep.doctor.runtime.origins import find_leaves, name_node
+from surestep.doctor.runtime.parameters import iter_parameters, list_held
 from surestep.doctor.runtime.tally import FEWEST, Tally
 from surestep.doctor.runtime.windows import (
     Window,
@@ -175,9 +176,7 @@ class Watch(WindowWatcher):
         """Return whether a model has a gradient, and an optimizer is of one that is not called."""
         parameters = [p for model in list(self._models) for p in model.parameters()]
         called = {id(parameter) for parameter in parameters}
-        is_called = any(
-            id(p) in called for group in optimizer.param_groups for p in group["params"]
-        )
+        is_called = any(id(p) in called for p in iter_parameters(optimizer))
         return not is_called and any(parameter.grad is not None for parameter in parameters)
 
     def observe(self, run: Run) -> Iterator[Problem]:
@@ -221,5 +220,4 @@ def _is_bare(loss: Tensor, run: Run) -> bool:
         leaf = loss if node is None else None
     if leaf is None or leaf.numel() != 1 or isinstance(leaf, torch.nn.Parameter):
         return False
-    groups = [group for optimizer in run.optimizers for group in optimizer.param_groups]
-    return not any(leaf is parameter for group in groups for parameter in group["params"])
+    return id(leaf) not in list_held(run.optimizers)

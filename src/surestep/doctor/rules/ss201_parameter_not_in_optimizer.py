@@ -64,6 +64,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.runtime.parameters import iter_parameters
 from surestep.doctor.runtime.unheld import Unheld
 from surestep.doctor.source.modules import contains, has_parameters, models_of, traverse_inputs
 from surestep.doctor.source.trace import Event, Program
@@ -213,7 +214,7 @@ class Watch(Watcher):
         self._unheld.remember(run, optimizer)
 
     def on_step(self, run: Run, optimizer: Optimizer) -> None:
-        used = {id(p): p for group in optimizer.param_groups for p in group["params"]}
+        used = {id(p): p for p in iter_parameters(optimizer)}
         for model in list(run.models):
             own = {id(parameter) for parameter in model.parameters()}
             # Otherwise the optimizer has layers that the model no longer has: SS202.

@@ -53,6 +53,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.runtime.parameters import iter_parameters
 from surestep.doctor.runtime.unheld import Unheld
 from surestep.doctor.source.modules import (
     contains,
@@ -192,7 +193,7 @@ class Watch(Watcher):
         self._unheld.remember(run, optimizer)
 
     def on_step(self, run: Run, optimizer: Optimizer) -> None:
-        used = [p for group in optimizer.param_groups for p in group["params"]]
+        used = list(iter_parameters(optimizer))
         unused = {id(p) for p in used if p.grad is None}
         if not unused:
             return

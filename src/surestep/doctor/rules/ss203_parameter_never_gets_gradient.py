@@ -61,7 +61,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from surestep.doctor.problem import NOWHERE, Problem
-from surestep.doctor.runtime.unheld import list_held
+from surestep.doctor.runtime.parameters import iter_parameters, list_held
 from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Watch(Watcher):
         key = id(optimizer)
         steps = self._optimizers[key] = self._optimizers.get(key, 0) + 1
         if steps == 1:
-            used = [p for group in optimizer.param_groups for p in group["params"]]
+            used = list(iter_parameters(optimizer))
             self._count[key] = len(used)
             self._without[key] = {id(p): p for p in used if p.requires_grad}
             self._locations[key] = run.locate()

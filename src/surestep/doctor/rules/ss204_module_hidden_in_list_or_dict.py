@@ -64,6 +64,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from surestep.doctor.problem import Location, Problem, at_event
+from surestep.doctor.runtime.parameters import list_held
 from surestep.doctor.source.modules import has_parameters
 from surestep.doctor.source.trace import Event, Program, Trace
 from surestep.doctor.source.values import Call, Collection, Instance, Value, walk
@@ -150,7 +151,7 @@ class Watch(Watcher):
                     self._hidden[module] = f"{type(parent).__name__}.{name}"
 
     def on_optimizer(self, run: Run, optimizer: Optimizer) -> None:
-        self._held |= {id(p) for group in optimizer.param_groups for p in group["params"]}
+        self._held |= list_held([optimizer])
 
     def on_forward(self, run: Run, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         name = self._hidden.get(module) if self._hidden and len(run.modules) > 1 else None

@@ -53,6 +53,7 @@ from typing import TYPE_CHECKING, Any
 
 from surestep.base.text import format_count
 from surestep.doctor.problem import Location, Problem
+from surestep.doctor.runtime.parameters import iter_parameters
 from surestep.doctor.runtime.tally import Occurrence
 from surestep.doctor.runtime.values import read_part
 from surestep.doctor.watcher import Run, Watcher
@@ -120,7 +121,7 @@ class Watch(Watcher):
 
     def on_step(self, run: Run, optimizer: Optimizer) -> None:
         self._before = []
-        used: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
+        used = list(iter_parameters(optimizer))
         for parameter in used:
             if parameter.requires_grad:
                 self._trainable.setdefault(id(parameter), weakref.ref(parameter))

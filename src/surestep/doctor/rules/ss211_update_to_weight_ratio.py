@@ -42,6 +42,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from surestep.doctor.problem import Location, Problem
+from surestep.doctor.runtime.parameters import iter_parameters
 from surestep.doctor.runtime.tally import Occurrence
 from surestep.doctor.runtime.values import read_part
 from surestep.doctor.watcher import Run, Watcher
@@ -91,7 +92,7 @@ class Watch(Watcher):
     def on_optimizer(self, run: Run, optimizer: Optimizer) -> None:
         if len(self._seen) >= _MOST_PARAMETERS:
             return
-        used = [p for group in optimizer.param_groups for p in group["params"]]
+        used = list(iter_parameters(optimizer))
         matrices = [p for p in used if p.dim() > 1 and p.is_floating_point() and not p.is_meta]
         chosen = sorted(matrices, key=lambda p: -p.numel())[:_MOST_PARAMETERS]
         names = [_find_name(run, parameter) for parameter in chosen]

@@ -39,6 +39,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from surestep.doctor.problem import NOWHERE, Problem, at_event
+from surestep.doctor.runtime.parameters import iter_parameters
 from surestep.doctor.runtime.values import read_part
 from surestep.doctor.source.modules import models_of
 from surestep.doctor.source.trace import Program, Trace
@@ -118,7 +119,7 @@ class Watch(Watcher):
             return
         import torch
 
-        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+        for parameter in iter_parameters(optimizer):
             is_low = parameter.dtype in (torch.bfloat16, torch.float16)
             if not is_low or parameter.grad is None or parameter.grad.is_sparse:
                 continue

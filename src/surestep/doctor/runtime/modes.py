@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from surestep.doctor.problem import NOWHERE, Location
+from surestep.doctor.runtime.parameters import list_held
 from surestep.doctor.runtime.tally import Occurrence
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def _trains_around(optimizer: Optimizer, model: nn.Module, layers: list[nn.Modul
     }
     if all(id(layer) in frozen for layer in layers):
         return False
-    used = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    used = list_held([optimizer])
     return any(id(p) in used and p.requires_grad for p in model.parameters())
 
 

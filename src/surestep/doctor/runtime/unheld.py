@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from surestep.doctor.problem import Location
+from surestep.doctor.runtime.parameters import list_held
 from surestep.doctor.runtime.tally import Occurrence
 from surestep.doctor.runtime.values import read_part
 from surestep.doctor.watcher import Run
@@ -21,12 +21,6 @@ if TYPE_CHECKING:
 _MOST_OPTIMIZERS = 16  # of which the moment is remembered: finding all parameters takes long
 _MOST_LATE = 1000  # parameters
 _VALUES = 16  # of a parameter, by which a change is noticed
-
-
-def list_held(optimizers: Iterable[Optimizer]) -> set[int]:
-    """Return the ids of the parameters that optimizers have."""
-    groups = [group for optimizer in list(optimizers) for group in optimizer.param_groups]
-    return {id(parameter) for group in groups for parameter in group["params"]}
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
 from surestep.doctor.problem import Location, Problem
+from surestep.doctor.runtime.parameters import iter_parameters
 from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.watcher import Run, Watcher
 
@@ -136,19 +137,19 @@ class WindowWatcher(Watcher):
 
 def has_gradient(optimizer: Optimizer) -> bool:
     """Return whether a parameter of an optimizer has a gradient now."""
-    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+    return any(p.grad is not None for p in iter_parameters(optimizer))
 
 
 def is_any_trained(optimizer: Optimizer) -> bool:
     """Return whether a parameter of an optimizer is not frozen."""
-    return any(p.requires_grad for group in optimizer.param_groups for p in group["params"])
+    return any(p.requires_grad for p in iter_parameters(optimizer))
 
 
 def pick_probes(
     optimizer: Optimizer, is_wanted: Callable[[Tensor], bool], count: int = 4
 ) -> list[Tensor]:
     """Return some parameters of an optimizer: the first, the last and others between them."""
-    found = [p for group in optimizer.param_groups for p in group["params"] if is_wanted(p)]
+    found = [p for p in iter_parameters(optimizer) if is_wanted(p)]
     if len(found) <= count:
         return found
     return [found[i * (len(found) - 1) // (count - 1)] for i in range(count)]

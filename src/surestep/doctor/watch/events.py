@@ -84,17 +84,17 @@ class Events:
     def _wrap_training(self) -> Iterator[Wrapper]:
         call = self._listeners.call
 
-        def list_parameters(owner: nn.Module | Optimizer) -> list[Tensor]:
+        def iter_parameters(owner: nn.Module | Optimizer) -> list[Tensor]:
             if isinstance(owner, nn.Module):
                 return list(owner.parameters())
             return [p for group in owner.param_groups for p in group["params"]]
 
         def zero(owner: nn.Module | Optimizer, *_: Any, **__: Any) -> None:
-            call("on_zero_grad", list_parameters(owner))
+            call("on_zero_grad", iter_parameters(owner))
 
         def zeroed(_: None, owner: nn.Module | Optimizer, *__: Any, **___: Any) -> None:
             if self._run.is_sampled:
-                call("after_zero_grad", list_parameters(owner))
+                call("after_zero_grad", iter_parameters(owner))
 
         def change_mode(module: nn.Module, mode: bool = True) -> None:
             call("on_mode", module, mode)
