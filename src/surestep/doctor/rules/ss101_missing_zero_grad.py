@@ -78,7 +78,7 @@ def check(program: Program) -> Iterator[Problem]:
     for trace in program.traces:
         actions = find_actions(trace)
         for step in actions:
-            if step.kind not in ("step", "scaler_step"):
+            if not step.is_step:
                 continue
             loop = step.event.loop
             name = "this loop" if loop is not None else _name_step_function(program, step.event)

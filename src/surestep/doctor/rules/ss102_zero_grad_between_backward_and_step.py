@@ -67,7 +67,7 @@ def check(program: Program) -> Iterator[Problem]:
     for trace in program.traces:
         order = Order(trace)
         for step in order.actions:
-            if step.kind not in ("step", "scaler_step") or _has_closure(step):
+            if not step.is_step or _has_closure(step):
                 continue
             for zero in order.find_pass(step.event):
                 backward = _find_lost(order, zero, step)
@@ -92,13 +92,13 @@ def _find_lost(order: Order, zero: Action, step: Action) -> Action | None:
     if not is_zeroed_by(zero, step.target) or not order.is_before(zero.event, step.event):
         return None
     between = order.between(zero.event, step.event)
-    is_last = not any(a.kind in ("backward", "step", "scaler_step") for a in between)
+    is_last = not any(a.is_step or a.kind == "backward" for a in between)
     if not (is_last and happens_before(zero.event, step.event)):
         return None
     for action in reversed(order.find_pass(step.event)):
         if not order.is_before(action.event, zero.event):
             continue
-        if action.kind in ("step", "scaler_step") and may_be_same(action.target, step.target):
+        if action.is_step and may_be_same(action.target, step.target):
             return None
         if action.kind == "backward":
             return action if order.is_clear(action.event, step.event) else None

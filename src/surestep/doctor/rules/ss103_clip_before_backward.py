@@ -85,7 +85,7 @@ def _find_later_backward(order: Order, clip: Action) -> Action | None:
             return None
         if action.kind == "backward":
             found = found or action
-        if action.kind in ("step", "scaler_step"):
+        if action.is_step:
             is_certain = (
                 found is not None
                 and happens_before(found.event, action.event)

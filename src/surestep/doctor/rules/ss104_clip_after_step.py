@@ -77,7 +77,7 @@ def _find_earlier_step(order: Order, clip: Action) -> Action | None:
     """Return the step before a clip, if the clip cannot serve another step."""
     actions = order.find_pass(clip.event)
     at = actions.index(clip)
-    steps = [a for a in actions[:at] if a.kind in ("step", "scaler_step")]
+    steps = [a for a in actions[:at] if a.is_step]
     if not steps or not happens_before(steps[-1].event, clip.event):
         return None
     before, after = actions[: actions.index(steps[-1])], actions[at + 1 :]
@@ -86,7 +86,7 @@ def _find_earlier_step(order: Order, clip: Action) -> Action | None:
         return None
     if any(action.kind == "clip" for action in before):
         return None
-    is_used_later = any(action.kind in ("step", "scaler_step", "backward") for action in after)
+    is_used_later = any(action.is_step or action.kind == "backward" for action in after)
     has_backward = any(a.kind == "backward" and is_part_of(a.event, clip.event) for a in before)
     is_certain = has_backward and not is_used_later and order.is_clear_inside(clip.event)
     return steps[-1] if is_certain else None

@@ -84,14 +84,14 @@ def _find_scaled_backward(order: Order, clip: Action) -> Action | None:
     """Return the backward pass of scaled gradients that a clip gets."""
     actions = order.find_pass(clip.event)
     at = actions.index(clip)
-    step = next((a for a in actions[at:] if a.kind in ("step", "scaler_step", "backward")), None)
+    step = next((a for a in actions[at:] if a.is_step or a.kind == "backward"), None)
     if step is None or step.kind != "scaler_step" or not order.is_clear_inside(clip.event):
         return None
     call = step.event.call
     if call is None or not is_enabled(call.receiver):
         return None
     for action in reversed(actions[:at]):
-        if action.kind in ("unscale", "step", "scaler_step"):
+        if action.is_step or action.kind == "unscale":
             return None
         if action.kind == "backward":
             return action if is_scaled(action.target) else None

@@ -51,7 +51,7 @@ from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.runtime.values import read_part
 from surestep.doctor.runtime.windows import Window, WindowWatcher, has_gradient
-from surestep.doctor.source.order import Order, find_window, is_zeroed_by
+from surestep.doctor.source.order import Order, find_windows, is_zeroed_by
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import (
     Action,
@@ -113,7 +113,7 @@ def _is_forward(event: Event) -> bool:
 
 
 def _find_backwards_alone(order: Order) -> Iterator[Problem]:
-    steps = [a for a in order.actions if a.kind in ("step", "scaler_step")]
+    steps = [a for a in order.actions if a.is_step]
     for zero in order.actions:
         loop, optimizer = zero.event.loop, zero.target
         if zero.kind != "zero_grad" or loop is None or not is_made_by(optimizer, "torch.optim."):
@@ -145,30 +145,19 @@ def _is_only_one(order: Order, zero: Action) -> bool:
 
 
 def _find_lost_batches(order: Order) -> Iterator[Problem]:
-    for step in order.actions:
-        window = find_window(step.event)
-        if step.kind not in ("step", "scaler_step") or window is None:
-            continue
-        branch, _, text = window
-        around = order.find_pass(step.event)
-        steps = [a for a in around if a.kind in ("step", "scaler_step")]
-        backwards = [a for a in around if a.kind == "backward"]
-        if len(steps) != 1 or not backwards:
-            continue
-        if any(branch in a.event.branches for a in backwards):
-            continue
-        for zero in around:
-            is_always = zero.event.loops == step.event.loops and branch not in zero.event.branches
-            is_guarded = len(zero.event.branches) > len(backwards[0].event.branches)
+    for window in find_windows(order):
+        step, backward = window.step, window.backwards[0].event
+        for zero in window.actions if window.has_one_step else ():
+            event = zero.event
+            is_always = event.loops == step.event.loops and window.branch not in event.branches
+            is_guarded = len(event.branches) > len(backward.branches)
             is_known = is_zeroed_by(zero, step.target) and not is_guarded
-            is_outside = order.is_before(zero.event, backwards[0].event) or order.is_before(
-                step.event, zero.event
-            )
-            if is_always and is_known and is_outside:
+            is_first = order.is_before(event, backward)
+            if is_always and is_known and (is_first or order.is_before(step.event, event)):
                 yield at_event(
-                    zero.event,
-                    f"`{describe(zero.event.value)}` runs for each batch, but "
-                    f"`{describe(step.event.value)}` only for one in `{text}`: the "
+                    event,
+                    f"`{describe(event.value)}` runs for each batch, but "
+                    f"`{describe(step.event.value)}` only for one in `{window.text}`: the "
                     "gradients of the others are lost.",
                 )
 

@@ -47,8 +47,8 @@ from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.runtime.windows import Window, WindowWatcher
 from surestep.doctor.source.gradients import is_forward, is_loss_module
-from surestep.doctor.source.order import Order, find_window, is_part_of, is_scaled
-from surestep.doctor.source.trace import Branch, Program
+from surestep.doctor.source.order import Order, StepWindow, find_windows, is_part_of, is_scaled
+from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import (
     Action,
     describe,
@@ -81,35 +81,27 @@ def check(program: Program) -> Iterator[Problem]:
     """Find backward passes of a mean in each pass of a loop that steps in one of N."""
     for trace in program.traces:
         order = Order(trace)
-        for step in order.actions:
-            window = find_window(step.event)
-            if step.kind not in ("step", "scaler_step") or window is None:
-                continue
-            branch, count, text = window
-            backward = _find_backward(order, step, branch)
-            if backward is not None and _is_count(count) and _depends_on_size(order, step):
+        for window in find_windows(order):
+            step, backward = window.step, _find_backward(order, window)
+            if backward is not None and _is_count(window.size) and _depends_on_size(window):
                 yield at_event(
                     backward.event,
-                    f"`{describe(step.event.value)}` uses the sum of `{text}` "
+                    f"`{describe(step.event.value)}` uses the sum of `{window.text}` "
                     f"gradients of a mean: `{describe(backward.event.value)}` does not divide.",
                     step_line=getattr(step.event.node, "lineno", None),
                 )
 
 
-def _find_backward(order: Order, step: Action, branch: Branch) -> Action | None:
+def _find_backward(order: Order, window: StepWindow) -> Action | None:
     """Return the only backward pass of a window that is zeroed once, if its loss is a mean."""
-    around = order.find_pass(step.event)
-    backwards = [action for action in around if action.kind == "backward"]
-    zeroes = [action for action in around if action.kind == "zero_grad"]
-    if len(backwards) != 1 or not zeroes or not order.is_clear_inside(step.event):
+    step, backward = window.step.event, window.backwards[0]
+    zeroes = [action for action in window.actions if action.kind == "zero_grad"]
+    if len(window.backwards) != 1 or not zeroes or not order.is_clear_inside(step):
         return None
-    backward = backwards[0]
     call = backward.event.call
-    if call is None or is_coordinator(call.receiver) or not is_part_of(backward.event, step.event):
+    if call is None or is_coordinator(call.receiver) or not is_part_of(backward.event, step):
         return None
-    is_window = branch not in backward.event.branches and all(
-        branch in zero.event.branches for zero in zeroes
-    )
+    is_window = all(window.branch in zero.event.branches for zero in zeroes)
     loss = backward.target
     if isinstance(loss, Call) and is_scaled(loss):
         loss = loss.argument(0, "")
@@ -143,10 +135,11 @@ def _is_count(count: Value) -> bool:
     return "accum" in name
 
 
-def _depends_on_size(order: Order, step: Action) -> bool:
-    if any(action.kind == "clip" for action in order.find_pass(step.event)):
+def _depends_on_size(window: StepWindow) -> bool:
+    if any(action.kind == "clip" for action in window.actions):
         return True
-    return is_made_by(step.target, "torch.optim.") and not is_made_by(step.target, *_ADAPTIVE)
+    optimizer = window.step.target
+    return is_made_by(optimizer, "torch.optim.") and not is_made_by(optimizer, *_ADAPTIVE)
 
 
 class Watch(WindowWatcher):

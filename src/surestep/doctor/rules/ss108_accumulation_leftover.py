@@ -56,7 +56,7 @@ from typing import TYPE_CHECKING, Any
 
 from surestep.base.text import format_count
 from surestep.doctor.problem import NOWHERE, Problem, at_event
-from surestep.doctor.source.order import Order, find_window, is_zeroed_by
+from surestep.doctor.source.order import Order, find_windows, is_zeroed_by
 from surestep.doctor.source.schedules import is_over_batches
 from surestep.doctor.source.trace import Branch, Program
 from surestep.doctor.source.training import Action, describe, may_be_same
@@ -79,18 +79,14 @@ def check(program: Program) -> Iterator[Problem]:
     """Find steps for one in N batches of a DataLoader, whose rest is zeroed for the next epoch."""
     for trace in program.traces:
         order = Order(trace)
-        for step in order.actions:
-            window = find_window(step.event)
-            loops = step.event.loops
-            if step.kind not in ("step", "scaler_step") or window is None or len(loops) < 2:
+        for window in find_windows(order):
+            step, loops = window.step, window.step.event.loops
+            if len(loops) < 2 or not is_over_batches(loops[-1]) or not order.is_all_clear:
                 continue
-            branch, _, text = window
-            if not _is_plain(branch) or not is_over_batches(loops[-1]) or not order.is_all_clear:
-                continue
-            if _is_dropped(order, step, branch):
+            if _is_plain(window.branch) and _is_dropped(order, step):
                 yield at_event(
                     step.event,
-                    f"`{describe(step.event.value)}` runs for one in `{text}` batches: "
+                    f"`{describe(step.event.value)}` runs for one in `{window.text}` batches: "
                     "those after the last one of an epoch are not used.",
                 )
 
@@ -103,14 +99,10 @@ def _is_plain(branch: Branch) -> bool:
     return is_comparison and not any(isinstance(part, Call) for part in parts)
 
 
-def _is_dropped(order: Order, step: Action, branch: Branch) -> bool:
+def _is_dropped(order: Order, step: Action) -> bool:
     inner, outer = step.event.loops[-1], step.event.loops[-2]
-    around = order.find_pass(step.event)
-    backwards = [action for action in around if action.kind == "backward"]
-    if not backwards or any(branch in action.event.branches for action in backwards):
-        return False
     for action in order.actions:
-        is_step = action.kind in ("step", "scaler_step") and action is not step
+        is_step = action.is_step and action is not step
         if is_step and may_be_same(action.target, step.target):
             return False
     return any(

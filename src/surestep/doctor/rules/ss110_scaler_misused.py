@@ -49,7 +49,7 @@ from weakref import WeakSet
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.runtime.windows import Window, WindowWatcher
-from surestep.doctor.source.order import Order, find_window, is_enabled, is_scaled
+from surestep.doctor.source.order import Order, StepWindow, find_windows, is_enabled, is_scaled
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import (
     Action,
@@ -86,7 +86,9 @@ def check(program: Program) -> Iterator[Problem]:
             if step.kind == "scaler_step" and _is_made(step):
                 yield from _find_unscaled_loss(order, step)
                 yield from _find_missing_update(order, step)
-                yield from _find_calls_in_every_batch(order, step)
+                for window in find_windows(order):
+                    if window.step is step and window.has_one_step:
+                        yield from _find_calls_in_every_batch(window)
 
 
 def _scaler_of(action: Action) -> Value | None:
@@ -123,7 +125,7 @@ def _find_step_of_scaled(order: Order, step: Action) -> Iterator[Problem]:
                     f"`{describe(action.event.value)}` found a gradient that is not finite.",
                 )
             return
-        if action.kind in ("unscale", "step", "scaler_step"):
+        if action.is_step or action.kind == "unscale":
             return
         if action.kind == "backward":
             loss = action.target
@@ -164,17 +166,9 @@ def _find_missing_update(order: Order, step: Action) -> Iterator[Problem]:
         )
 
 
-def _find_calls_in_every_batch(order: Order, step: Action) -> Iterator[Problem]:
-    window = find_window(step.event)
-    if window is None:
-        return
-    branch, _, text = window
-    around = order.find_pass(step.event)
-    backwards = [action for action in around if action.kind == "backward"]
-    steps = [action for action in around if action.kind in ("step", "scaler_step")]
-    if len(steps) != 1 or not backwards or any(branch in a.event.branches for a in backwards):
-        return
-    for action in around:
+def _find_calls_in_every_batch(window: StepWindow) -> Iterator[Problem]:
+    step = window.step
+    for action in window.actions:
         is_always = action.event.loops == step.event.loops and not action.event.branches
         is_unscale = action.kind == "unscale" and is_same(action.target, step.target)
         is_update = action.kind == "update" and is_scaler(action.target)
@@ -182,7 +176,7 @@ def _find_calls_in_every_batch(order: Order, step: Action) -> Iterator[Problem]:
             yield at_event(
                 action.event,
                 f"`{describe(action.event.value)}` runs for each batch, but "
-                f"`{describe(step.event.value)}` only for one in `{text}`: the summed "
+                f"`{describe(step.event.value)}` only for one in `{window.text}`: the summed "
                 "gradients have different scales.",
             )
 

@@ -76,7 +76,7 @@ def check(program: Program) -> Iterator[Problem]:
         return
     for trace in program.traces:
         order = Order(trace)
-        if not any(action.kind in ("step", "scaler_step") for action in order.actions):
+        if not any(action.is_step for action in order.actions):
             continue
         paths = GradientPaths(trace)
         for action in order.actions:

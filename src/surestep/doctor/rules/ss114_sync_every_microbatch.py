@@ -55,7 +55,7 @@ from typing import TYPE_CHECKING
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.runtime.windows import Window, WindowWatcher
-from surestep.doctor.source.order import Order, find_window
+from surestep.doctor.source.order import Order, find_windows
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import describe, is_coordinator
 from surestep.doctor.source.values import Constant
@@ -83,22 +83,16 @@ def check(program: Program) -> Iterator[Problem]:
         names = [call.name for call in calls if call is not None]
         if "DistributedDataParallel" not in names:
             continue
-        order = Order(trace)
-        for step in order.actions:
-            window = find_window(step.event)
-            if step.kind not in ("step", "scaler_step") or window is None:
+        for window in find_windows(Order(trace)):
+            is_one = isinstance(window.size, Constant) and window.size.value == 1
+            if len(window.backwards) != 1 or is_one:
                 continue
-            branch, count, text = window
-            backwards = [a for a in order.find_pass(step.event) if a.kind == "backward"]
-            is_one = isinstance(count, Constant) and count.value == 1
-            if len(backwards) != 1 or is_one or branch in backwards[0].event.branches:
-                continue
-            call = backwards[0].event.call
+            call = window.backwards[0].event.call
             if call is not None and not is_coordinator(call.receiver):
                 yield at_event(
-                    backwards[0].event,
+                    window.backwards[0].event,
                     f"`{describe(call)}` reduces the gradients for every batch, but "
-                    f"`{describe(step.event.value)}` needs them for one in `{text}`.",
+                    f"`{describe(window.step.event.value)}` needs them for one in `{window.text}`.",
                 )
 
 

@@ -72,7 +72,7 @@ def check(program: Program) -> Iterator[Problem]:
 def _find_first_step(order: Order, schedule: Action) -> Action | None:
     """Return the first step of the optimizer, if the schedule is certainly stepped before it."""
     for action in order.actions:
-        is_step = action.kind in ("step", "scaler_step")
+        is_step = action.is_step
         if not is_step or not is_schedule_of(schedule.target, action.target):
             continue
         loop = common_loop(schedule.event, action.event)

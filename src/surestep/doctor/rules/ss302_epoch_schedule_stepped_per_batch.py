@@ -98,7 +98,7 @@ def check(program: Program) -> Iterator[Problem]:
 
 def _is_beside_step(order: Order, schedule: Action) -> bool:
     return any(
-        action.kind in ("step", "scaler_step")
+        action.is_step
         and is_schedule_of(schedule.target, action.target)
         and happens_before(action.event, schedule.event)
         for action in order.actions

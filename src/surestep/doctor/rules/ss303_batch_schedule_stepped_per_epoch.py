@@ -98,7 +98,7 @@ def _find_batch_loop(order: Order, schedule: Action, outer: Loop) -> Loop | None
     if len(made) != 1 or not counted:
         return None
     for action in order.find_pass(schedule.event):
-        is_step = action.kind in ("step", "scaler_step")
+        is_step = action.is_step
         if not is_step or not is_schedule_of(schedule.target, action.target):
             continue
         for inner in action.event.loops[action.event.loops.index(outer) + 1 :]:

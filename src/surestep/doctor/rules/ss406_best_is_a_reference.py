@@ -90,7 +90,7 @@ def check(program: Program) -> Iterator[Problem]:
     """Find states that are kept in a training loop and used after it."""
     on_cpu = not program.contains(_MAY_LEAVE_CPU)
     for trace in program.traces:
-        steps = [a.event for a in find_actions(trace) if a.kind in ("step", "scaler_step")]
+        steps = [a.event for a in find_actions(trace) if a.is_step]
         for index, event in enumerate(trace.events):
             if event.kind != "store" or event.loop is None or not _keeps_best(event):
                 continue

@@ -118,7 +118,7 @@ _COMPARISONS = ("<", ">", "<=", ">=")
 def check(program: Program) -> Iterator[Problem]:
     """Find comparisons of test results that decide whether a state is kept."""
     for trace in program.traces:
-        steps = [a.event for a in find_actions(trace) if a.kind in ("step", "scaler_step")]
+        steps = [a.event for a in find_actions(trace) if a.is_step]
         stoppers: set[Value | None] = set()
         for event in trace.events:
             if event.loop is None or not any(event.loop in step.loops for step in steps):

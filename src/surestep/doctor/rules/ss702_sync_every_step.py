@@ -78,7 +78,7 @@ def check(program: Program) -> Iterator[Problem]:
         backwards = [action for action in actions if action.kind == "backward"]
         loops = _find_waiting(trace, backwards)
         # With accumulation, a step belongs to another loop than its backward passes.
-        often = [action.event for action in actions if action.kind in ("step", "scaler_step")]
+        often = [action.event for action in actions if action.is_step]
         for event in trace.events:
             if event.loop is None or event.loop in loops:
                 continue

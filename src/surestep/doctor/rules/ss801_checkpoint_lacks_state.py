@@ -139,7 +139,7 @@ def _find_stateful(trace: Trace) -> dict[Value, str]:
     """Return the optimizers and scalers that step, with what they are."""
     stateful: dict[Value, str] = {}
     for action in find_actions(trace):
-        if action.kind not in ("step", "scaler_step"):
+        if not action.is_step:
             continue
         call = action.event.call
         scaler = call.receiver if action.kind == "scaler_step" and call is not None else None

@@ -78,7 +78,7 @@ def find_training_loops(trace: Trace, loader: Loader) -> list[tuple[Loop, ...]]:
         return []
     found: dict[int, tuple[Loop, ...]] = {}
     for action in find_actions(trace):
-        if action.kind not in ("step", "scaler_step"):
+        if not action.is_step:
             continue
         loops = action.event.loops
         for index, loop in enumerate(loops):

@@ -111,27 +111,49 @@ def is_part_of(first: Event, last: Event) -> bool:
 
 
 class StepWindow(NamedTuple):
-    """N passes of a loop, of which one takes a step.
+    """N passes of a loop with a backward pass each, of which one takes a step.
 
     Attributes:
+        step: the step.
         branch: that chooses the pass, such as `if step % N == 0`.
         size: N.
         text: N as the branch writes it.
+        actions: of a pass.
+        backwards: the backward passes among them.
     """
 
+    step: Action
     branch: Branch
     size: Value
     text: str
+    actions: list[Action]
+    backwards: list[Action]
+
+    @property
+    def has_one_step(self) -> bool:
+        """Whether a pass has no other step."""
+        return sum(action.is_step for action in self.actions) == 1
 
 
-def find_window(event: Event) -> StepWindow | None:
-    """Return the window of a step; None if no branch chooses one of N passes."""
+def find_windows(order: Order) -> Iterator[StepWindow]:
+    """Yield the windows of the steps that a branch chooses for one of N passes."""
+    for step in order.actions:
+        found = _find_branch(step.event) if step.is_step else None
+        if found is not None:
+            actions = order.find_pass(step.event)
+            backwards = [action for action in actions if action.kind == "backward"]
+            if backwards and not any(found[0] in action.event.branches for action in backwards):
+                yield StepWindow(step, *found, actions, backwards)
+
+
+def _find_branch(event: Event) -> tuple[Branch, Value, str] | None:
+    """Return the branch that chooses one of N passes, and N."""
     for branch in reversed(event.branches):
         for part in _parts_of(branch.test):
             if isinstance(part, Operation) and part.operator == "%":
                 size = part.operands[-1]
                 written = part.node.right if isinstance(part.node, ast.BinOp) else size.node
-                return StepWindow(branch, size, describe_source(written))
+                return branch, size, describe_source(written)
     return None
 
 

@@ -53,6 +53,11 @@ class Action:
     event: Event
     target: Value | None
 
+    @property
+    def is_step(self) -> bool:
+        """Whether an optimizer takes a step, with or without a scaler."""
+        return self.kind in ("step", "scaler_step")
+
 
 @once_per_trace
 def find_actions(trace: Trace) -> list[Action]:

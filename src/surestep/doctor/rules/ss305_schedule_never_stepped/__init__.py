@@ -74,7 +74,7 @@ def check(program: Program) -> Iterator[Problem]:
             # If an object trains for one epoch only, whoever calls it may step its schedule.
             fewest_loops = 2 if isinstance(target, ast.Attribute) else 1
             is_trained = any(
-                action.kind in ("step", "scaler_step")
+                action.is_step
                 and len(action.event.loops) >= fewest_loops
                 and is_same(action.target, optimizer)
                 for action in order.actions
