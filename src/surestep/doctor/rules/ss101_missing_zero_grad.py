@@ -141,7 +141,7 @@ def _is_given_away(event: Event, step: Action) -> bool:
     call = event.call
     if call is None or step.event is event or call.name in ("step", "unscale_", "print"):
         return False
-    given = (*call.args, *call.keywords.values())
+    given = call.arguments
     return any(value is step.target for arg in given for value in walk(arg))
 
 

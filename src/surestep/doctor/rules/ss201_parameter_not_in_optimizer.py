@@ -150,7 +150,7 @@ def _is_filtered(optimizer: Call) -> bool:
     """Return whether the optimizer was given only the parameters that were not frozen."""
     nodes = (
         node
-        for given in (*optimizer.args, *optimizer.keywords.values())
+        for given in optimizer.arguments
         for part in traverse_inputs(given, 50)
         if isinstance(part.node, ast.expr)
         for node in ast.walk(part.node)

@@ -126,7 +126,7 @@ def _puts_into(event: Event, layer: Value, model: Value) -> bool:
     """Return whether a model gets a layer, as by `model[2] = layer` or `model.append(layer)`."""
     call = event.call
     owner = event.base if call is None else call.receiver
-    given = [event.value] if call is None else [*call.args, *call.keywords.values()]
+    given = [event.value] if call is None else call.arguments
     if owner is None or not is_same(owner, model):
         return False
     layer = strip(layer) or layer

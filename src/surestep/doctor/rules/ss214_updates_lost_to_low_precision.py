@@ -94,7 +94,7 @@ def _precision_of(trace: Trace, model: Value) -> str:
         if call.name in ("half", "bfloat16", "float", "double"):
             dtype = "" if event.branches else f"torch.{call.name}"
         elif call.name == "to":
-            for given in (*call.args, *call.keywords.values()):
+            for given in call.arguments:
                 if isinstance(given, Symbol):
                     dtype = "" if event.branches else given.path
     return dtype

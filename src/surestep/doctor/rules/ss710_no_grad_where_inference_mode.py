@@ -104,7 +104,7 @@ def _is_joined(trace: Trace, event: Event, output: Call) -> bool:
 
 def _find_names(output: Call) -> set[str]:
     """Return the names from which the input of a forward pass is computed."""
-    given = [part for arg in (*output.args, *output.keywords.values()) for part in walk(arg, 100)]
+    given = [part for arg in output.arguments for part in walk(arg, 100)]
     nodes = [n for part in given if part.node is not None for n in _list_nodes(part.node)]
     names = {part.name for part in given if isinstance(part, Unknown)}
     called = _list_nodes(output.node)

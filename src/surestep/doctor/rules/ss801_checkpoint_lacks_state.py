@@ -180,7 +180,7 @@ def _gets(event: Event, value: Value) -> bool:
     call = event.call
     if call is None or call.name in _HARMLESS or is_scheduler(call) or is_optimizer(call):
         return False
-    given = (*call.args, *call.keywords.values())
+    given = call.arguments
     # A call that saves the state of an object cannot restore it; some write into a state.
     may_restore = _MAY_RESTORE.search(call.name)
     stop_at = None if may_restore else lambda part: getattr(part, "path", "") == ".state_dict"

@@ -164,7 +164,7 @@ def _find_parts(model: Instance) -> list[Value] | None:
                 waiting.extend(value.attributes.values())
             case Call(path=path) if path.startswith("torch.nn."):
                 parts.append(value)
-                waiting.extend((*value.args, *value.keywords.values()))
+                waiting.extend(value.arguments)
             case Collection() | Operation():
                 waiting.extend(value.inputs)
             case Call(path="range" | "len" | "int" | "float"):

@@ -98,7 +98,7 @@ class GradientPaths:
             return None
         if (call.is_method and call.name in _BREAKS) or call.path in _COPIES:
             return self._detached(call)
-        given = (*call.args, *call.keywords.values())
+        given = call.arguments
         if call.path == "()":
             event = self._events.get(id(call))
             if event is not None and is_certainly_without_grad(event):

@@ -164,7 +164,7 @@ def _is_given(call: Call, model: Value) -> bool:
             return True
     if call.is_method and is_same(call.receiver, model) and not call.name.startswith("_"):
         return True
-    given = (*call.args, *call.keywords.values())
+    given = call.arguments
     return any(
         is_same(part, model) or contains(part, model) for found in given for part in _parts(found)
     )

@@ -66,7 +66,7 @@ def _collect(value: Value | None, layers: list[Call], seen: set[int]) -> bool:
             parts = [_collect(part, layers, seen) for part in value.attributes.values()]
             return is_plain and all(parts)
         case Call(path=path) if path.startswith("torch.nn.") and value.name in _CONTAINERS:
-            given = (*value.args, *value.keywords.values())
+            given = value.arguments
             return all(_collect(part, layers, seen) for part in given)
         case Call(path=path) if is_module_path(path) or value.name == "create_model":
             layers.append(value)
@@ -182,7 +182,7 @@ def models_of(optimizer: Value | None) -> list[Value]:
     for option in options_of(optimizer):
         if not isinstance(option, Call):
             continue
-        for given in (*option.args, *option.keywords.values()):
+        for given in option.arguments:
             for found in traverse_inputs(given):
                 if isinstance(found, Call) and found.path in (".parameters", ".named_parameters"):
                     model = strip(found.receiver)

@@ -205,7 +205,7 @@ def _gets_object(call: Call) -> bool:
 
 def _arguments(call: Call) -> list[Value]:
     found: list[Value] = []
-    for value in (*call.args, *call.keywords.values()):
+    for value in call.arguments:
         found.append(value)
         if isinstance(value, Collection):
             found.extend(value.elements)

@@ -211,7 +211,12 @@ class Call(Value):
     def inputs(self) -> tuple[Value, ...]:
         """The values that it was made from."""
         receiver = () if self.receiver is None else (self.receiver,)
-        return (*receiver, *self.args, *self.keywords.values())
+        return (*receiver, *self.arguments)
+
+    @property
+    def arguments(self) -> tuple[Value, ...]:
+        """What is given to it, by position or by name."""
+        return (*self.args, *self.keywords.values())
 
     @property
     def name(self) -> str:

@@ -96,7 +96,7 @@ def _is_given_away(stored: Event, cls: Class, program: Program, reads: frozenset
     for trace in program.traces:
         for event in trace.events:
             call = event.call
-            given = (event.value,) if call is None else (*call.args, *call.keywords.values())
+            given = (event.value,) if call is None else call.arguments
             is_assigned = event.kind != "store" or event.target is not stored.target
             for value in given:
                 parts = list(walk(value, _MOST_PARTS, stop_at=is_read))
