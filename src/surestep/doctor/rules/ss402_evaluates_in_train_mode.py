@@ -58,16 +58,11 @@ from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.batches import list_tensors
-from surestep.doctor.runtime.evaluations import Evaluations
+from surestep.doctor.runtime.evaluations import EvaluationWatcher
 from surestep.doctor.runtime.losses import MEAN_LOSSES
 from surestep.doctor.runtime.modes import is_norm, list_switched
 from surestep.doctor.runtime.tally import Tally
-from surestep.doctor.source.evaluation import (
-    find_forwards,
-    has_training,
-    is_held_out,
-    is_measured,
-)
+from surestep.doctor.source.evaluation import find_forwards, has_training, is_held_out, is_measured
 from surestep.doctor.source.modes import find_switch, is_never_switched
 from surestep.doctor.source.modules import depends_on_mode
 from surestep.doctor.source.trace import Event, Program, Trace
@@ -80,11 +75,10 @@ from surestep.doctor.source.training import (
 )
 from surestep.doctor.source.values import Call, Instance, Value
 from surestep.doctor.watcher import Call as CallOfTorch
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Run
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-    from torch.utils.data import DataLoader
 
 SEVERITY = "error"
 FIX = "Call model.eval() before the evaluation, and model.train() before training continues."
@@ -136,32 +130,23 @@ def _stays_in_train_mode(trace: Trace, event: Event, model: Value) -> bool:
     return is_new and is_made_here and is_never_switched(trace, event, model)
 
 
-class Watch(Watcher):
+class Watch(EvaluationWatcher):
     """Find outputs without gradients in train mode that are measured, or made for a DataLoader."""
 
     FUNCTIONS = (*MEAN_LOSSES, "dropout", "argmax", "max", "eq", "numpy", "tolist")
 
     def __init__(self) -> None:
+        super().__init__()
         self._forget()
         self._is_loss_inside = False  # the model computes the loss itself
         self._is_dropped = False  # some of its features are
         self._tally = Tally()  # of outputs
         self._layer = self._name = ""
-        self._evaluations = Evaluations()
 
     def _forget(self) -> None:
         self._has_norm = False  # in the last forward pass
         self._outputs: list[weakref.ref[Tensor]] = []
         self._predicted: weakref.ref[Tensor] | None = None
-
-    def on_loader(self, run: Run, loader: DataLoader[Any]) -> None:
-        self._evaluations.begin(run, loader)
-
-    def on_batch(self, run: Run, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
-        self._evaluations.count_batch()
-
-    def after_loader(self, run: Run, loader: DataLoader[Any]) -> None:
-        self._evaluations.end(run)
 
     def after_forward(
         self, run: Run, module: nn.Module, inputs: tuple[Any, ...], output: Any
@@ -185,9 +170,7 @@ class Watch(Watcher):
         if is_loss_inside:
             self._count(run)
         elif not self._has_norm:
-            self._evaluations.count_call(
-                run, self._name
-            )  # not to update the statistics of a BatchNorm
+            self.count_call(run, self._name)  # not to update the statistics of a BatchNorm
 
     def on_call(self, run: Run, call: CallOfTorch) -> None:
         if call.name == "dropout":
@@ -204,7 +187,7 @@ class Watch(Watcher):
                 self._count(run)
         elif self._is_output(call["input"]):
             if self._has_norm:
-                self._evaluations.count_call(run, self._name)
+                self.count_call(run, self._name)
                 self._has_norm = False  # each output once
             if call.name in ("argmax", "max"):
                 result = call.result
@@ -218,7 +201,7 @@ class Watch(Watcher):
         self._forget()  # each output once
 
     def observe(self, run: Run) -> Iterator[Problem]:
-        evaluations = self._evaluations.list_ended(run)
+        evaluations = self.list_evaluations(run)
         outputs = self._tally.mistakes
         if outputs >= _FEWEST:
             yield self._tally.report(

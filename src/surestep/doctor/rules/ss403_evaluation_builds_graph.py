@@ -43,30 +43,23 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from surestep.doctor.problem import NOWHERE, Location, Problem, at_event
+from surestep.doctor.problem import Location, Problem, at_event
 from surestep.doctor.runtime.batches import list_tensors
-from surestep.doctor.runtime.evaluations import Evaluations
+from surestep.doctor.runtime.evaluations import EvaluationWatcher
 from surestep.doctor.runtime.graphs import Token, attach_token
-from surestep.doctor.source.evaluation import find_forwards, is_measured
+from surestep.doctor.runtime.tally import Tally
+from surestep.doctor.source.evaluation import find_forwards, has_training, is_measured
 from surestep.doctor.source.modes import find_switch
 from surestep.doctor.source.trace import Event, Program, Trace
-from surestep.doctor.source.training import (
-    describe,
-    find_actions,
-    is_model,
-    is_without_grad,
-    strip,
-)
+from surestep.doctor.source.training import describe, is_model, is_without_grad, strip
 from surestep.doctor.source.values import last_name
 from surestep.doctor.watcher import Call as CallOfTorch
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Run
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-    from torch.utils.data import DataLoader
 
 SEVERITY = "warning"
 FIX = "Evaluate inside `with torch.no_grad():`."
@@ -99,20 +92,17 @@ def check(program: Program) -> Iterator[Problem]:
 
 def _uses_graph(trace: Trace, event: Event) -> bool:
     """Return whether gradients may be used in the loop, or are turned off elsewhere."""
-    if any(a.kind == "backward" and event.loop in a.event.loops for a in find_actions(trace)):
-        return True
-    if any(last_name(context) == "set_grad_enabled" for context in event.contexts):
+    is_set = any(last_name(context) == "set_grad_enabled" for context in event.contexts)
+    if is_set or has_training(trace, event):
         return True
     return any(
-        other.call is not None
-        and other.call.name in _USES_GRAPH
-        and (event.loop in other.loops or other.call.name in ("set_grad_enabled", "requires_grad_"))
-        for other in trace.events
+        call.name in _USES_GRAPH
+        and (event.loop in other.loops or call.name in ("set_grad_enabled", "requires_grad_"))
+        for other, call in trace.calls
     )
 
 
-@dataclass(frozen=True)
-class _Graph:
+class _Graph(NamedTuple):
     """The graph of a forward pass in eval mode.
 
     Attributes:
@@ -152,7 +142,7 @@ class _Pass:
         return any(output() is tensor for output in self.outputs)
 
 
-class Watch(Watcher):
+class Watch(EvaluationWatcher):
     """Find graphs of an evaluation that are gone, and that no backward pass could use.
 
     Outputs in eval mode are of an evaluation, and so are those in a pass over a DataLoader in which
@@ -162,24 +152,14 @@ class Watch(Watcher):
     FUNCTIONS = ("grad", *_LOSSES)
 
     def __init__(self) -> None:
+        super().__init__()
         self._graphs: list[_Graph] = []
         self._gradients = 0  # backward passes, and calls of torch.autograd.grad
         self._steps: list[int] = []  # after which graphs were built for nothing
-        self._first = 0
-        self._location = NOWHERE
+        self._first = Tally()
         self._name = ""
-        self._evaluations = Evaluations()
         self._pass: _Pass | None = None  # the last one
         self._passes: dict[Location, list[_Pass]] = {}  # by the line of their losses
-
-    def on_loader(self, run: Run, loader: DataLoader[Any]) -> None:
-        self._evaluations.begin(run, loader)
-
-    def on_batch(self, run: Run, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
-        self._evaluations.count_batch()
-
-    def after_loader(self, run: Run, loader: DataLoader[Any]) -> None:
-        self._evaluations.end(run)
 
     def on_backward(self, run: Run, losses: Any, keeps_graph: bool) -> None:
         self._count()
@@ -187,15 +167,10 @@ class Watch(Watcher):
 
     def on_call(self, run: Run, call: CallOfTorch) -> None:
         if call.name == "grad":
-            self._count()
-            self._gradients += 1
-        elif (
-            run.is_sampled
-            and not run.in_backward
-            and call.result.requires_grad
-            and self._pass is not None
-            and self._pass.made(call["input"])
-        ):
+            self.on_backward(run, (), keeps_graph=False)
+            return
+        is_loss = run.is_sampled and not run.in_backward and call.result.requires_grad
+        if is_loss and self._pass is not None and self._pass.made(call["input"]):
             passes = self._passes.setdefault(run.locate(), [])
             if len(passes) < _MOST:
                 passes.append(self._pass)
@@ -211,40 +186,32 @@ class Watch(Watcher):
             return
         if run.is_sampled:
             self._pass = _Pass(type(module).__name__, run.step, list_tensors(output))
-        self._evaluations.count_call(run, type(module).__name__)
+        self.count_call(run, type(module).__name__)
         if module.training or len(self._graphs) >= _MOST or len(self._steps) >= _MOST:
             return
         self._count()
         token = attach_token(found.grad_fn, "SS403")
         if token is not None:
             self._graphs.append(_Graph(token, self._gradients, run.step))
-        if not self._first:
-            self._first, self._location = run.step + 1, run.locate()
-            self._name = type(module).__name__
+        self._first.add_here(run)
+        self._name = self._name or type(module).__name__
 
     def _count(self) -> None:
         """Count the graphs that are gone without a backward pass since."""
         if not self._graphs:
             return
-        for graph in self._graphs:
-            if graph.token() is None and graph.gradients == self._gradients:
-                self._steps.append(graph.step)
-        self._graphs = [
-            graph
-            for graph in self._graphs
-            if graph.token() is not None and graph.gradients == self._gradients
-        ]
+        unused = [graph for graph in self._graphs if graph.gradients == self._gradients]
+        self._steps += [graph.step for graph in unused if graph.token() is None]
+        self._graphs = [graph for graph in unused if graph.token() is not None]
 
     def observe(self, run: Run) -> Iterator[Problem]:
         self._count()
-        evaluations = self._evaluations.list_ended(run)
+        evaluations = self.list_evaluations(run)
         if len(self._steps) >= _FEWEST or len(set(self._steps)) > 1:
-            yield Problem(
+            yield self._first.report(
                 f"{self._name} built {len(self._steps)} graphs in eval mode, for which no "
                 "backward pass was called.",
                 {"graphs": len(self._steps)},
-                location=self._location,
-                since_step=self._first,
             )
         elif len(evaluations) > 1:
             yield evaluations[0].report(
@@ -256,12 +223,11 @@ class Watch(Watcher):
             yield from self._observe_losses()
 
     def _observe_losses(self) -> Iterator[Problem]:
-        has_gradient = [any(p.has_gradient for p in passes) for passes in self._passes.values()]
-        if not any(has_gradient):
-            return  # nothing is trained: SS106 or SS112
-        for (location, passes), is_trained in zip(self._passes.items(), has_gradient, strict=True):
+        trained = {at for at, passes in self._passes.items() if any(p.has_gradient for p in passes)}
+        # If nothing is trained, it is SS106 or SS112.
+        for location, passes in self._passes.items() if trained else ():
             is_usual = len(passes) >= _FEWEST and len({seen.step for seen in passes}) > 1
-            if is_usual and not is_trained:
+            if is_usual and location not in trained:
                 yield Problem(
                     f"{passes[0].model} built {len(passes)} graphs for losses whose gradient "
                     "nothing computed.",

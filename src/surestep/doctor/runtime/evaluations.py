@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import NOWHERE, Location
 from surestep.doctor.runtime.tally import Occurrence
-from surestep.doctor.watcher import Run
+from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -39,24 +39,22 @@ class Evaluation(Occurrence):
     model: str = ""
 
 
-class Evaluations:
-    """The evaluations of a run. Call its methods in those of a rule.
+class EvaluationWatcher(Watcher):
+    """A rule about evaluations, which counts the calls of a model that show its mistake.
 
     Passes over the same loader after the same step are samples of the output, with dropout on
     purpose, and not evaluations.
     """
 
     def __init__(self) -> None:
-        self._ended: list[Evaluation] = []
+        self._evaluations: list[Evaluation] = []
         self._current: Evaluation | None = None
 
-    def begin(self, run: Run, loader: DataLoader[Any]) -> None:
-        """Begin a pass, in `on_loader`."""
-        self.end(run)
+    def on_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+        self._end(run)
         self._current = Evaluation(weakref.ref(loader), run.step + 1, run.backwards)
 
-    def count_batch(self) -> None:
-        """Count a batch, in `on_batch`."""
+    def on_batch(self, run: Run, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
         if self._current is not None:
             self._current.batches += 1
 
@@ -68,16 +66,18 @@ class Evaluations:
             if current.calls == 1:
                 current.location, current.model = run.locate(), model
 
-    def end(self, run: Run) -> None:
-        """End a pass, in `after_loader`."""
+    def after_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+        self._end(run)
+
+    def _end(self, run: Run) -> None:
         current, self._current = self._current, None
-        if current is None or current.calls != 1 or len(self._ended) >= _MOST:
+        if current is None or current.calls != 1 or len(self._evaluations) >= _MOST:
             return
         if (run.step + 1, run.backwards) == (current.since_step, current.backwards):
-            self._ended.append(current)
+            self._evaluations.append(current)
 
-    def list_ended(self, run: Run) -> list[Evaluation]:
+    def list_evaluations(self, run: Run) -> list[Evaluation]:
         """Return the evaluations, in `observe`."""
-        self.end(run)
-        keys = [(evaluation.loader, evaluation.since_step) for evaluation in self._ended]
-        return [e for e, key in zip(self._ended, keys, strict=True) if keys.count(key) == 1]
+        self._end(run)
+        keys = [(evaluation.loader, evaluation.since_step) for evaluation in self._evaluations]
+        return [e for e, key in zip(self._evaluations, keys, strict=True) if keys.count(key) == 1]
