@@ -77,8 +77,8 @@ def check(program: Program) -> Iterator[Problem]:
                         f"`{describe(zero.event.value)}` wipes the gradients of "
                         f"`{describe(backward.event.value)}` before "
                         f"`{describe(step.event.value)}` uses them.",
-                        backward_line=getattr(backward.event.node, "lineno", None),
-                        step_line=getattr(step.event.node, "lineno", None),
+                        backward_line=backward.event.line,
+                        step_line=step.event.line,
                     )
 
 

@@ -69,7 +69,7 @@ def check(program: Program) -> Iterator[Problem]:
                     clip.event,
                     f"`{describe(clip.event.value)}` clips before "
                     f"`{describe(backward.event.value)}` computes the gradients.",
-                    backward_line=getattr(backward.event.node, "lineno", None),
+                    backward_line=backward.event.line,
                 )
 
 

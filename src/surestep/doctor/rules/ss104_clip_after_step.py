@@ -69,7 +69,7 @@ def check(program: Program) -> Iterator[Problem]:
                     clip.event,
                     f"`{describe(clip.event.value)}` clips after "
                     f"`{describe(step.event.value)}` has used the gradients.",
-                    step_line=getattr(step.event.node, "lineno", None),
+                    step_line=step.event.line,
                 )
 
 

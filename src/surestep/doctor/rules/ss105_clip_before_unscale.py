@@ -76,7 +76,7 @@ def check(program: Program) -> Iterator[Problem]:
                     clip.event,
                     f"`{describe(clip.event.value)}` clips gradients that are still multiplied "
                     "with the scale of the GradScaler.",
-                    backward_line=getattr(backward.event.node, "lineno", None),
+                    backward_line=backward.event.line,
                 )
 
 

@@ -88,7 +88,7 @@ def check(program: Program) -> Iterator[Problem]:
                     backward.event,
                     f"`{describe(step.event.value)}` uses the sum of `{window.text}` "
                     f"gradients of a mean: `{describe(backward.event.value)}` does not divide.",
-                    step_line=getattr(step.event.node, "lineno", None),
+                    step_line=step.event.line,
                 )
 
 

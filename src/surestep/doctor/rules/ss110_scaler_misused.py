@@ -135,7 +135,7 @@ def _find_step_of_scaled(order: Order, step: Action) -> Iterator[Problem]:
                     step.event,
                     f"`{describe(step.event.value)}` uses gradients that are multiplied with the "
                     f"scale of `{describe(scaler)}`.",
-                    backward_line=getattr(action.event.node, "lineno", None),
+                    backward_line=action.event.line,
                 )
             return
 

@@ -88,7 +88,7 @@ def check(program: Program) -> Iterator[Problem]:
                     action.event,
                     f"`{describe(action.event.value)}` reaches no parameter: "
                     f"{_describe_break(breaks[0])}.",
-                    detached_line=getattr(breaks[0].node, "lineno", None),
+                    detached_line=breaks[0].line,
                 )
 
 

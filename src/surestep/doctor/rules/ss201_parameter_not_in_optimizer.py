@@ -133,7 +133,7 @@ def _find_added(
             event,
             f"`{ast.unparse(target)}` is added after the optimizer was created, so nothing updates "
             "its parameters.",
-            optimizer_line=getattr(created.node, "lineno", None),
+            optimizer_line=created.line,
         )
 
 

@@ -155,7 +155,7 @@ def _find_replaced_layers(trace: Trace, step: Action) -> Iterator[Problem]:
                 event,
                 f"`{ast.unparse(event.target)}` is replaced after the optimizer was created: the "
                 "optimizer updates the old layer.",
-                optimizer_line=getattr(trace.events[created].node, "lineno", None),
+                optimizer_line=trace.events[created].line,
             )
 
 

@@ -77,7 +77,7 @@ def check(program: Program) -> Iterator[Problem]:
                         event,
                         f"weight_decay={decay} also shrinks the parameters of `{describe(layer)}`.",
                         weight_decay=decay,
-                        layer_line=getattr(layer.node, "lineno", None),
+                        layer_line=layer.line,
                     )
                     break
 

@@ -65,7 +65,7 @@ def check(program: Program) -> Iterator[Problem]:
                     schedule.event,
                     f"`{describe(schedule.event.value)}` comes before "
                     f"`{describe(step.event.value)}`: the first learning rate is skipped.",
-                    step_line=getattr(step.event.node, "lineno", None),
+                    step_line=step.event.line,
                 )
 
 

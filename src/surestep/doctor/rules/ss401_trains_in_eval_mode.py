@@ -107,7 +107,7 @@ def check(program: Program) -> Iterator[Problem]:
             switch = switch or find_lasting_switch(trace, event, model, is_training=False)
             if switch is None or not _is_for_evaluation(trace, switch.event, model):
                 continue
-            line = getattr(switch.event.node, "lineno", None)
+            line = switch.event.line
             yield at_event(
                 event,
                 f"`{describe(output.receiver)}` is trained in eval mode: line {line} switched it, "

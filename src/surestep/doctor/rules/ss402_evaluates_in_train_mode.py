@@ -104,7 +104,7 @@ def check(program: Program) -> Iterator[Problem]:
                     event,
                     f"`{describe(output.receiver)}` is in train mode here: dropout and BatchNorm "
                     "change what is measured.",
-                    train_line=getattr(switch.event.node, "lineno", None) if switch else None,
+                    train_line=switch.event.line if switch else None,
                 )
 
 

@@ -72,7 +72,7 @@ def _report(event: Event, name: str, random: Call) -> Problem:
     return at_event(
         event,
         f"`{name}` is for evaluation, but `{describe(random)}` changes its samples at random.",
-        transform_line=getattr(random.node, "lineno", None),
+        transform_line=random.line,
     )
 
 

@@ -36,13 +36,13 @@ Right:
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from surestep.doctor.problem import NOWHERE, Location, Problem, at_event
 from surestep.doctor.runtime.tally import Occurrence
+from surestep.doctor.source.names import find_names
 from surestep.doctor.source.trace import Event, Loop, Program, Trace
 from surestep.doctor.source.training import describe, is_model, options_of
 from surestep.doctor.source.values import Call, Element, Function, Value, walk
@@ -76,12 +76,8 @@ def _depends_on_loop(call: Call, loop: Loop) -> bool:
     if any(isinstance(part, Element) for part in walk(call)) or call.node is None:
         return True
     changing = getattr(loop.node, "target", None)
-    names = set() if changing is None else _names_in(changing)
-    return bool(names & _names_in(call.node))
-
-
-def _names_in(node: ast.AST) -> set[str]:
-    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+    names = set() if changing is None else find_names(changing)
+    return bool(names & find_names(call.node))
 
 
 def _is_from_before(trace: Trace, loop: Loop, value: Value | None) -> bool:

@@ -66,7 +66,7 @@ class Origin:
     @property
     def line(self) -> int | None:
         """The line of the script."""
-        return getattr(self.value.node, "lineno", None)
+        return self.value.line
 
 
 class Outputs:

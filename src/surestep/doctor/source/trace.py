@@ -89,6 +89,11 @@ class Event:
         """The innermost loop."""
         return self.loops[-1] if self.loops else None
 
+    @property
+    def line(self) -> int | None:
+        """The line where it happens."""
+        return getattr(self.node, "lineno", None)
+
 
 @dataclass(eq=False)
 class Trace:

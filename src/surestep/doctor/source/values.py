@@ -31,6 +31,11 @@ class Value:
     file: SourceFile | None = field(default=None, kw_only=True, repr=False)
 
     @property
+    def line(self) -> int | None:
+        """The line of the expression that made it."""
+        return getattr(self.node, "lineno", None)
+
+    @property
     def inputs(self) -> tuple[Value, ...]:
         """The values that it was made from."""
         return ()

@@ -107,7 +107,7 @@ def check(program: Program) -> Iterator[Problem]:
                         loss.event,
                         f"`{describe(loss.event.value)}` counts the padding of "
                         f"`{describe(pad)}`: it has no `ignore_index`.",
-                        padding_line=getattr(pad.node, "lineno", None),
+                        padding_line=pad.line,
                     )
 
 

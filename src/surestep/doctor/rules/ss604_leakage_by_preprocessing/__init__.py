@@ -113,7 +113,7 @@ def _check_standardizations(trace: Trace, splits: list[Split]) -> Iterator[Probl
                 )
             if leaks:
                 reported.add(found.statistic)
-                line = getattr(split.event.node, "lineno", None)
+                line = split.event.line
                 yield at_node(
                     found.value.node or found.event.node,
                     found.value.file or found.event.file,
@@ -159,7 +159,7 @@ def _has_path(value: Value | None, path: str) -> bool:
 
 
 def _report(fit: Event, split: Split, what: str) -> Problem:
-    line = getattr(split.event.node, "lineno", None)
+    line = split.event.line
     message = f"`{describe(fit.value)}` learns from all samples, and line {line} {what}."
     return at_node(fit.node, fit.file, message, {"split_line": line})
 
