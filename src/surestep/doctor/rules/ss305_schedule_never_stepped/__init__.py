@@ -98,13 +98,9 @@ def check(program: Program) -> Iterator[Problem]:
 def _is_used(event: Event, name: str) -> bool:
     """Return whether a name is used in its file for more than to read from it."""
     nodes = list(ast.walk(event.file.tree))
-    reads = find_reads(nodes, _READS)
-    names = {
-        node
-        for node in nodes
-        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
-    }
-    return bool(names - reads) or _is_exported(event, name)
+    names = [node for node in nodes if isinstance(node, ast.Name) and node.id == name]
+    loads = {node for node in names if isinstance(node.ctx, ast.Load)}
+    return bool(loads - find_reads(nodes, _READS)) or _is_exported(event, name)
 
 
 def _is_exported(event: Event, name: str) -> bool:

@@ -75,14 +75,11 @@ def find_reads(nodes: Iterable[ast.AST], reads: frozenset[str]) -> set[ast.expr]
     """Return the expressions that are only read from, by the names of attributes in `reads`."""
     found: set[ast.expr] = set()
     for node in nodes:
-        if (
-            isinstance(node, ast.Attribute)
-            and isinstance(node.ctx, ast.Load)
-            and node.attr in reads
-        ):
-            found.add(node.value)
-        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Attribute):
-            found.add(node.value.value)  # `scheduler.step` without a call
+        match node:
+            case ast.Attribute(ctx=ast.Load(), attr=name, value=value) if name in reads:
+                found.add(value)
+            case ast.Expr(value=ast.Attribute(value=value)):  # `scheduler.step` without a call
+                found.add(value)
     return found
 
 
@@ -100,11 +97,9 @@ def _is_given_away(stored: Event, cls: Class, program: Program, reads: frozenset
             is_assigned = event.kind != "store" or event.target is not stored.target
             for value in given:
                 parts = list(walk(value, _MOST_PARTS, stop_at=is_read))
-                if is_assigned and any(part is stored.value for part in parts):
-                    return True
-                if call is not None and any(
-                    isinstance(part, Instance) and part.cls is cls for part in parts
-                ):
+                has_value = is_assigned and any(part is stored.value for part in parts)
+                has_owner = any(isinstance(part, Instance) and part.cls is cls for part in parts)
+                if has_value or (call is not None and has_owner):
                     return True
             if call is not None and call.receiver is stored.value and call.name not in reads:
                 return True
