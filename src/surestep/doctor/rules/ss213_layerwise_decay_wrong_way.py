@@ -50,7 +50,9 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from surestep.doctor.problem import NOWHERE, Problem, at_node
+from surestep.doctor.problem import Problem, at_event, at_node
+from surestep.doctor.runtime.tally import Tally
+from surestep.doctor.source.names import find_names
 from surestep.doctor.source.trace import Event, Loop, Program, Trace
 from surestep.doctor.source.training import describe, is_made_by, options_of
 from surestep.doctor.source.values import (
@@ -79,6 +81,7 @@ _TOLERANCE = 1e-3  # of the factors
 _DECAY_NAME = re.compile(r"decay|llrd", re.IGNORECASE)
 _LAYERS_NAME = re.compile(r"^(layers?|blocks?|stages|h)$")
 _MODULES_IN_ORDER = (".children", ".named_children")
+_ADD = ".add_param_group"
 _PARAMETERS = (".parameters", ".named_parameters")
 _KEEPS_ORDER = ("list", "tuple", "enumerate", "tqdm")
 
@@ -96,24 +99,17 @@ def check(program: Program) -> Iterator[Problem]:
 
 def _find_groups(trace: Trace) -> Iterator[Collection]:
     """Yield the groups that an optimizer gets, or that a function returns."""
-    seen: set[int] = set()
+    groups: dict[int, Collection] = {}
     for event in trace.events:
         call = event.call
-        values: tuple[Value, ...] = ()
-        if call is not None and is_made_by(call, "torch.optim."):
-            values = call.args[:1]
-        elif call is not None and call.path == ".add_param_group":
-            values = call.args
-        elif event.kind == "return":
-            values = (event.value,)
-        for value in values:
-            for option in options_of(value):
-                elements = [option, *option.inputs] if isinstance(option, Collection) else []
-                for group in elements:
-                    if isinstance(group, Collection) and id(group) not in seen:
-                        seen.add(id(group))
-                        if group.type == "dict":
-                            yield group
+        given = event.value if event.kind == "return" else None
+        if call is not None and (call.path == _ADD or is_made_by(call, "torch.optim.")):
+            given = call.argument(0, "")
+        for option in options_of(given):
+            parts = [option, *option.inputs] if isinstance(option, Collection) else []
+            dicts = [part for part in parts if isinstance(part, Collection) and part.type == "dict"]
+            groups.update((id(part), part) for part in dicts)
+    yield from groups.values()
 
 
 def _check_power(trace: Trace, group: Collection) -> Iterator[Problem]:
@@ -150,14 +146,12 @@ def _is_below_one(value: Value) -> bool:
 
 def _iterated_by(trace: Trace, index: Value) -> Value | None:
     """Return what an index counts: that of `enumerate(layers)`, or of `range(len(layers))`."""
-    if isinstance(index, Unknown) and isinstance(index.node, ast.Call):
-        for _, call in trace.calls:
-            if call.path == "enumerate" and call.node is index.node:
-                return call.argument(0, "iterable")
-    if isinstance(index, Element) and isinstance(index.of, Call) and index.of.path == "range":
-        match index.of.args:
-            case (Call(path="len", args=(layers,)),):
-                return layers
+    match index:
+        case Unknown(node=ast.Call() as node):
+            counts = (call for _, call in trace.calls if call.path == "enumerate")
+            return next((c.argument(0, "iterable") for c in counts if c.node is node), None)
+        case Element(of=Call(path="range", args=(Call(path="len", args=(layers,)),))):
+            return layers
     return None
 
 
@@ -182,70 +176,58 @@ def _describe_order(iterated: Value) -> str:
 
 def _check_product(event: Event) -> Iterator[Problem]:
     """Find `lr *= decay` in a loop over layers that gives each group `lr`."""
-    node, loop = event.node, event.loop
-    if event.kind != "augment" or loop is None or not isinstance(node, ast.AugAssign):
+    loop = event.loop
+    if event.kind != "augment" or loop is None or loop.iterated is None:
         return
-    if not isinstance(node.op, ast.Mult) or not isinstance(node.target, ast.Name):
-        return
-    if loop.iterated is None or not _is_below_one(event.value):
-        return
-    text = _describe_order(loop.iterated)
-    if text and _gives(loop, node.target.id):
-        yield at_node(node, event.file, f"`{ast.unparse(node)}`: {text}.")
+    text = _describe_order(loop.iterated) if _is_below_one(event.value) else ""
+    match event.node:
+        case ast.AugAssign(op=ast.Mult(), target=ast.Name(id=name)) if text and _gives(loop, name):
+            yield at_event(event, f"`{ast.unparse(event.node)}`: {text}.")
 
 
 def _gives(loop: Loop, name: str) -> bool:
     """Return whether each pass of a loop makes a group of its layer with a named learning rate."""
     if not isinstance(loop.node, ast.For):
         return False
-    targets = _names_in(loop.node.target)
-    for node in ast.walk(loop.node):
-        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store):
-            is_reset = not any(
-                isinstance(parent, ast.AugAssign) and parent.target is node
-                for parent in ast.walk(loop.node)
-            )
-            if is_reset:
-                return False
-    for node in ast.walk(loop.node):
+    targets = find_names(loop.node.target)
+    nodes = list(ast.walk(loop.node))
+    changed = [node.target for node in nodes if isinstance(node, ast.AugAssign)]
+    for node in nodes:
+        match node:
+            case ast.Name(id=stored, ctx=ast.Store()) if stored == name and node not in changed:
+                return False  # it begins again in each pass
+    for node in nodes:
         if isinstance(node, ast.Dict):
             pairs = zip(node.keys, node.values, strict=True)
             entries = {key.value: value for key, value in pairs if isinstance(key, ast.Constant)}
             rate, parameters = entries.get("lr"), entries.get("params")
             is_named = isinstance(rate, ast.Name) and rate.id == name
-            if is_named and parameters is not None and _names_in(parameters) & targets:
+            if is_named and parameters is not None and find_names(parameters) & targets:
                 return True
     return False
-
-
-def _names_in(node: ast.AST) -> set[str]:
-    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
 
 
 class Watch(Watcher):
     """Compare the learning rates of groups with the order of their layers in the model."""
 
     def __init__(self) -> None:
-        self._location = NOWHERE
+        self._mistake = Tally()
         self._rates: list[float] = []
-        self._first = 0
 
     def on_optimizer(self, run: Run, optimizer: Optimizer) -> None:
         for model in list(run.models):
             rates = _list_rates(model, optimizer)
             for checked in (rates, rates[:-1]):  # the head may have a learning rate for itself
                 if not self._rates and len(checked) >= _FEWEST_GROUPS and _is_decay(checked):
-                    self._rates, self._first = checked, run.step + 1
-                    self._location = run.locate()
+                    self._rates = checked
+                    self._mistake.add_here(run)
 
     def observe(self, run: Run) -> Iterator[Problem]:
         if self._rates:
-            yield Problem(
+            yield self._mistake.report(
                 f"The learning rates of {len(self._rates)} groups fall from {self._rates[0]:.3g} in"
                 f" the first layers of the model to {self._rates[-1]:.3g} in later ones.",
                 {"rates": self._rates},
-                location=self._location,
-                since_step=self._first,
             )
 
 

@@ -60,8 +60,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from surestep.base.user_code import is_user_file
-from surestep.doctor.problem import Location, Problem, at_event
-from surestep.doctor.runtime.workers import Workers
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.runtime.workers import Shares, Workers
 from surestep.doctor.source.loaders import (
     Loader,
     find_loaders,
@@ -69,6 +69,7 @@ from surestep.doctor.source.loaders import (
     method_of,
     source_of,
 )
+from surestep.doctor.source.names import find_names
 from surestep.doctor.source.trace import Program, Trace
 from surestep.doctor.source.training import options_of
 from surestep.doctor.source.values import Call, Constant, Function, Instance, Value, walk
@@ -122,14 +123,8 @@ def _explain_copy(loader: Loader, dataset: Instance) -> str:
     text = source_of(dataset.cls)
     if method is None or loader.workers < 2 or re.search(r"worker|\bseed\(|manual_seed\(i", text):
         return ""
-    used = {
-        node.attr
-        for node in ast.walk(method)
-        if isinstance(node, ast.Attribute)
-        and isinstance(node.value, ast.Name)
-        and node.value.id == "self"
-    }
-    for name in sorted(used):
+    nodes = [node for node in ast.walk(method) if isinstance(node, ast.Attribute)]
+    for name in sorted({node.attr for node in nodes if ast.unparse(node.value) == "self"}):
         is_made_once = len(re.findall(rf"self\.{name} = ", text)) == 1
         if is_made_once and _is_generator(dataset.attributes.get(name)):
             return (
@@ -179,15 +174,14 @@ def _explain_seed(loader: Loader, dataset: Instance, trace: Trace) -> str:
 
 def _write_out(seed: ast.expr, function: Function) -> str:
     """Return the source of a seed, and of what its names were assigned in the function."""
-    names = {entry.id for entry in ast.walk(seed) if isinstance(entry, ast.Name)}
+    names = find_names(seed)
     text = [ast.unparse(seed)]
     for _ in range(3):
         for node in ast.walk(function.definition):
             if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr)):
-                assigned = {entry.id for entry in ast.walk(node) if isinstance(entry, ast.Name)}
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                if names & {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}:
-                    names |= assigned
+                if any(names & find_names(target) for target in targets):
+                    names |= find_names(node)
                     text.append(ast.unparse(node))
     return "\n".join(text)
 
@@ -204,26 +198,24 @@ class Watch(Watcher):
 
     def __init__(self) -> None:
         self._workers = Workers(is_iterable=False)
-        self._copied: dict[tuple[str, str], tuple[Location, int, int]] = {}
+        self._copied: dict[tuple[str, str], Shares] = {}
 
     def on_loader(self, run: Run, loader: DataLoader[Any]) -> None:
         self._workers.begin(run, loader)
         if loader.num_workers > 1 and not _may_reseed(loader) and not self._copied:
             for owner, name in _find_generators(loader.dataset):
-                seen = run.locate(), run.step + 1, loader.num_workers
-                self._copied.setdefault((owner, name), seen)
+                shares = Shares(run.locate(), run.step + 1, loader.num_workers)
+                self._copied.setdefault((owner, name), shares)
 
     def on_batch(self, run: Run, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
         self._workers.add(loader, batch)
 
     def observe(self, run: Run) -> Iterator[Problem]:
-        for (owner, name), (location, step, workers) in self._copied.items():
-            yield Problem(
-                f"Each of the {workers} workers got a copy of `self.{name}` of `{owner}`, so all "
-                "of them drew the same numbers.",
-                {"workers": workers},
-                location=location,
-                since_step=step,
+        for (owner, name), shares in self._copied.items():
+            yield shares.report(
+                f"Each of the {shares.workers} workers got a copy of `self.{name}` of `{owner}`, "
+                "so all of them drew the same numbers.",
+                {"workers": shares.workers},
             )
         for shares in self._workers.passes if not self._copied else ():
             if shares.repeated:

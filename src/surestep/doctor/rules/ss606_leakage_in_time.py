@@ -50,14 +50,15 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakSet
 
-from surestep.doctor.problem import NOWHERE, Problem, at_event
+from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.batches import list_tensors
+from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.runtime.uses import BatchUses
 from surestep.doctor.source.loaders import method_of
+from surestep.doctor.source.names import find_names
 from surestep.doctor.source.splits import find_splits
 from surestep.doctor.source.trace import Loop, Program, Trace
 from surestep.doctor.source.training import describe
@@ -87,10 +88,9 @@ def check(program: Program) -> Iterator[Problem]:
     """Find random splits of windows that overlap."""
     for trace in program.traces:
         for split in find_splits(trace):
-            if not split.is_random:
-                continue
-            windows = next((w for data in split.data for w in _find_windows(data, trace)), None)
-            if windows is not None:
+            found = (w for data in split.data for w in _find_windows(data, trace))
+            windows = next(found, "") if split.is_random else ""
+            if windows:
                 yield at_event(
                     split.event,
                     f"`{describe(split.event.value)}` splits {windows} at random.",
@@ -101,8 +101,7 @@ def _find_windows(data: Value, trace: Trace) -> Iterator[str]:
     """Yield a description of each collection of overlapping windows that data was made from."""
     for value in walk(data):
         if isinstance(value, Collection) and _is_made_of_windows(value, trace):
-            line = getattr(value.node, "lineno", None)
-            yield f"the overlapping windows of line {line}"
+            yield f"the overlapping windows of line {value.line}"
         elif isinstance(value, Instance) and _yields_windows(value):
             yield f"the overlapping windows of `{value.cls.definition.name}`"
 
@@ -154,15 +153,11 @@ def _yields_windows(dataset: Instance) -> bool:
     if method is None or len(method.args.args) != 2:
         return False
     index = method.args.args[1].arg
-    is_changed = any(
-        isinstance(node, ast.Name) and node.id == index and isinstance(node.ctx, ast.Store)
-        for node in ast.walk(method)
-    )
+    is_changed = index in find_names(method, ast.Store)
     return not is_changed and any(_is_window(node, index) for node in ast.walk(method))
 
 
-@dataclass(frozen=True)
-class _Windows:
+class _Windows(NamedTuple):
     """Digests of the windows of a batch.
 
     Attributes:
@@ -186,8 +181,7 @@ class Watch(Watcher):
         self._wholes: set[int] = set()
         self._parts: set[int] = set()
         self._ends: set[int] = set()
-        self._compared = self._shared = 0
-        self._location, self._first = NOWHERE, 0
+        self._tally = Tally()  # of windows; mistakes share their last times
 
     def on_optimizer(self, run: Run, optimizer: Optimizer) -> None:
         # Each fold of a cross-validation has its optimizer.
@@ -217,10 +211,10 @@ class Watch(Watcher):
                     self._parts.update(*windows.parts)
                     self._ends.update(parts[-1] for parts in windows.parts)
             elif used.loader not in self._trainers and self._are_distinct():
-                if not self._compared:
-                    self._location, self._first = run.locate(), run.step
-                self._compared += len(windows.wholes)
-                self._shared += sum(
+                if not self._tally.checked:
+                    self._tally.location, self._tally.since_step = run.locate(), run.step
+                self._tally.checked += len(windows.wholes)
+                self._tally.mistakes += sum(
                     parts[-1] in self._parts and whole not in self._wholes
                     for whole, parts in zip(windows.wholes, windows.parts, strict=True)
                 )
@@ -229,14 +223,12 @@ class Watch(Watcher):
         return bool(self._wholes) and len(self._ends) >= _DISTINCT * len(self._wholes)
 
     def observe(self, run: Run) -> Iterator[Problem]:
-        is_leaking = self._shared >= _MOSTLY * self._compared
-        if self._compared >= _FEWEST_COMPARED and is_leaking:
-            yield Problem(
-                f"{self._shared} of {self._compared} evaluated windows that were compared end with "
+        compared, shared = self._tally.checked, self._tally.mistakes
+        if compared >= _FEWEST_COMPARED and shared >= _MOSTLY * compared:
+            yield self._tally.report(
+                f"{shared} of {compared} evaluated windows that were compared end with "
                 "values inside windows that had been trained on.",
-                {"windows": self._compared, "shared": self._shared},
-                location=self._location,
-                since_step=self._first,
+                {"windows": compared, "shared": shared},
             )
 
 
