@@ -300,8 +300,8 @@ def test_relative_import_or_dotted_name_outside_of_a_package_is_rejected(package
     (folder / "my/__init__.py").unlink()
     with pytest.raises(RecipeError, match=r"not each of its folders has an __init__\.py"):
         load("my.pkg.training")
-    with pytest.raises(RecipeError, match=r"There is no recipe 'my\.pkg\.trainin'"):
-        load("my.pkg.trainin")
+    with pytest.raises(RecipeError, match=r"There is no recipe 'my\.pkg\.trains'"):
+        load("my.pkg.trains")
 
 
 def test_error_of_a_package_is_that_of_the_recipe(package, folder):

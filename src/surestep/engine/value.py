@@ -45,7 +45,7 @@ class Metrics(dict[str, float]):
     def __ne__(self, other: object) -> bool:
         return not self == other
 
-    __hash__ = None  # type: ignore[assignment]  # as of a dict
+    __hash__ = None  # as of a dict
 
     def __repr__(self) -> str:
         return repr(self.with_tables())
