@@ -197,6 +197,27 @@ def test_setting_is_a_path(surestep, scripts, line):
     assert "baseline is a path, such as baseline" in answer.err
 
 
+@pytest.mark.parametrize(
+    ("before", "code"),
+    [
+        (BAD, 2),
+        (notebook(BAD), 2),
+        ("[]", 2),
+        ("", 0),
+        ('{\n "version": 1,\n<<<<<<< a\n "findings": [', 0),
+    ],
+)
+def test_only_a_baseline_is_overwritten(surestep, scripts, before, code):
+    (scripts / "known.json").write_text(before)
+    answer = surestep(*ONLY, "src", "--write-baseline", "known.json")
+    assert answer.code == code
+    if code:
+        assert answer.err.startswith("ConfigError: known.json exists and is not a baseline.")
+        assert (scripts / "known.json").read_text() == before
+    else:
+        assert check(surestep).code == 0
+
+
 def test_unreadable_file_fails_the_writing_of_a_baseline(surestep, scripts):
     (scripts / "src/broken.py").write_text("x = (\n")
     answer = surestep(*ONLY, "src", "--write-baseline", "known.json")

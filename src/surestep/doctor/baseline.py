@@ -86,7 +86,7 @@ def write_findings(file: Path, reports: Iterable[FileReport]) -> int:
     """Write the findings of reports to a file, one a line; return how many there are.
 
     Raises:
-        ConfigError: the file cannot be written.
+        ConfigError: the file cannot be written, or is a different one, such as a script.
     """
     counts = Counter(
         _make_key(_relate(report.path, file), finding)
@@ -98,10 +98,19 @@ def write_findings(file: Path, reports: Iterable[FileReport]) -> int:
     lines = "".join(f"\n  {entry}," for entry in entries).removesuffix(",")
     text = f'{{\n "version": {VERSION},\n "findings": [{lines}\n ]\n}}\n'
     try:
+        if file.is_file() and not _may_be_baseline(file.read_bytes().strip()):
+            raise ConfigError(
+                f"{file} exists and is not a baseline. Name a different file, or delete this one."
+            )
         file.write_text(text, encoding="utf-8", newline="\n")
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror or error}.") from error
     return counts.total()
+
+
+def _may_be_baseline(content: bytes) -> bool:
+    """Return whether a file has the look of a baseline, which a merge may have damaged."""
+    return not content or (content.startswith(b"{") and b'"findings"' in content)
 
 
 def _make_key(file: str, finding: Finding) -> _Key:
