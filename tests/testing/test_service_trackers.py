@@ -16,6 +16,8 @@ from tests.tracking.test_wandb import records
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of SQLAlchemy, in MLflow
 class TestMLflow(TrackerSuite):
+    points = 3_000  # thirty batches; TensorBoard is sent a hundred
+
     @pytest.fixture(scope="class")
     def empty_store(self, tmp_path_factory):
         """Return a file with the tables of MLflow, which it creates in a second."""
@@ -53,6 +55,8 @@ class TestMLflow(TrackerSuite):
 
 
 class TestWandb(TrackerSuite):
+    points = 3_000  # thirty batches; TensorBoard is sent a hundred
+
     @pytest.fixture(autouse=True)
     def offline(self, tmp_path, monkeypatch):
         needs("wandb")
