@@ -60,7 +60,7 @@ ALONE = (
 # Files whose slow tests call what starts processes by `sys.executable`.
 WARM = (
     *("tests/cli/test_launch.py", "tests/cli/test_new.py", "tests/cli/test_search"),
-    *("tests/cli/test_stop.py::test_signal_after_the_end_of_a_search", "tests/test_docs.py"),
+    *("tests/cli/test_stop.py::test_signal_after_the_end_of_a_search", "tests/test_docs"),
     "tests/tuning/",
 )
 
