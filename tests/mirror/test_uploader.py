@@ -96,6 +96,15 @@ def wait_until(holds):
         time.sleep(0.01)
 
 
+def read_until(capfd, text):
+    """Return what is printed until it has a text, for two minutes at most."""
+    printed, end_s = "", time.monotonic() + 120
+    while text not in printed and time.monotonic() < end_s:
+        printed += capfd.readouterr().err
+        time.sleep(0.01)
+    return printed
+
+
 def printed_lines(capfd):
     """Return what the run printed: a message that comes at its end is not in its events."""
     return capfd.readouterr().err.splitlines()
@@ -222,16 +231,23 @@ def test_start_reports_that_it_waits_for_a_mirror_that_does_not_answer(
     tmp_path, monkeypatch, capfd
 ):
     monkeypatch.setattr(store, "SILENT_S", 0.05)
-    hang = Hang(monkeypatch)
-    timer = threading.Timer(0.5, hang.release.set)
-    timer.start()
+    hang, message = Hang(monkeypatch), f"{tmp_path}/mirror does not answer yet. Ctrl-C ends"
+    printed = []
+
+    def release():
+        printed.append(read_until(capfd, message))
+        hang.release.set()
+
+    thread = threading.Thread(target=release)
+    thread.start()
     train(tmp_path / "run", tmp_path / "mirror", max_steps=3)
-    assert f"{tmp_path}/mirror does not answer yet. Ctrl-C ends" in capfd.readouterr().err
+    thread.join()
+    assert message in printed[0]
 
 
 def test_next_process_copies_what_an_ended_one_could_not(tmp_path, monkeypatch):
-    monkeypatch.setattr(uploader, "STALLED_S", 0.05)
     with monkeypatch.context() as patch:
+        patch.setattr(uploader, "STALLED_S", 0.05)
         Outage(patch)
         run = train(tmp_path / "run", tmp_path / "mirror")
         assert names(tmp_path / "mirror") == []
@@ -312,10 +328,7 @@ def test_failure_at_the_end_is_printed_while_it_is_waited_for(tmp_path, monkeypa
 
     def end():
         nonlocal printed
-        end_s = time.monotonic() + 120  # so that a run that waits for ever ends as well
-        while "takes no copies" not in printed and time.monotonic() < end_s:
-            printed += capfd.readouterr().err
-            time.sleep(0.01)
+        printed = read_until(capfd, "takes no copies")
         outage.lasts = False
 
     close = uploader.Uploader.close
