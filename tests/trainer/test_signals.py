@@ -91,6 +91,7 @@ class StopsItsMeasuring(torch.nn.Linear):
 
 
 def test_interrupted_evaluation_runs_first_after_resume(tmp_path):
+    StopsItsMeasuring.steps = StopsItsMeasuring.measured = 0
     said = {"validation": {"batch_size": 1}, "early_stop": {"patience": 1}}
 
     def parts(kind):
