@@ -47,13 +47,7 @@ from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.parameters import iter_parameters
 from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.source.trace import Event, Program
-from surestep.doctor.source.training import (
-    Action,
-    describe,
-    find_actions,
-    is_optimizer,
-    may_be_same,
-)
+from surestep.doctor.source.training import Action, find_actions, is_optimizer, may_be_same
 from surestep.doctor.source.values import Function, Instance, walk
 from surestep.doctor.watcher import Run, Watcher
 
@@ -95,7 +89,7 @@ def check(program: Program) -> Iterator[Problem]:
                 return
             yield at_event(
                 step.event,
-                f"`{describe(step.event.value)}` uses the gradients of all batches so far: nothing "
+                f"`{step.event.text}` uses the gradients of all batches so far: nothing "
                 f"in {name} zeroes them.",
                 loop_line=None if loop is None else getattr(loop.node, "lineno", None),
             )

@@ -51,7 +51,7 @@ from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.runtime.windows import Window, WindowWatcher, has_gradient
 from surestep.doctor.source.order import Order, happens_before, is_zeroed_by
 from surestep.doctor.source.trace import Program
-from surestep.doctor.source.training import Action, describe, may_be_same
+from surestep.doctor.source.training import Action, may_be_same
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -74,9 +74,9 @@ def check(program: Program) -> Iterator[Problem]:
                 if backward is not None:
                     yield at_event(
                         zero.event,
-                        f"`{describe(zero.event.value)}` wipes the gradients of "
-                        f"`{describe(backward.event.value)}` before "
-                        f"`{describe(step.event.value)}` uses them.",
+                        f"`{zero.event.text}` wipes the gradients of "
+                        f"`{backward.event.text}` before "
+                        f"`{step.event.text}` uses them.",
                         backward_line=backward.event.line,
                         step_line=step.event.line,
                     )

@@ -45,7 +45,7 @@ from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.runtime.windows import Window, WindowWatcher
 from surestep.doctor.source.order import Order, happens_before, is_measurement
 from surestep.doctor.source.trace import Program
-from surestep.doctor.source.training import Action, describe
+from surestep.doctor.source.training import Action
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -67,8 +67,8 @@ def check(program: Program) -> Iterator[Problem]:
             if backward is not None:
                 yield at_event(
                     clip.event,
-                    f"`{describe(clip.event.value)}` clips before "
-                    f"`{describe(backward.event.value)}` computes the gradients.",
+                    f"`{clip.event.text}` clips before "
+                    f"`{backward.event.text}` computes the gradients.",
                     backward_line=backward.event.line,
                 )
 

@@ -45,7 +45,7 @@ from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.runtime.windows import Window, WindowWatcher
 from surestep.doctor.source.order import Order, happens_before, is_measurement, is_part_of
 from surestep.doctor.source.trace import Program
-from surestep.doctor.source.training import Action, describe
+from surestep.doctor.source.training import Action
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -67,8 +67,7 @@ def check(program: Program) -> Iterator[Problem]:
             if step is not None:
                 yield at_event(
                     clip.event,
-                    f"`{describe(clip.event.value)}` clips after "
-                    f"`{describe(step.event.value)}` has used the gradients.",
+                    f"`{clip.event.text}` clips after `{step.event.text}` has used the gradients.",
                     step_line=step.event.line,
                 )
 

@@ -51,7 +51,7 @@ from surestep.doctor.runtime.parameters import iter_parameters
 from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.source.order import Order, is_enabled, is_measurement, is_scaled
 from surestep.doctor.source.trace import Program
-from surestep.doctor.source.training import Action, describe
+from surestep.doctor.source.training import Action
 from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def check(program: Program) -> Iterator[Problem]:
             if backward is not None:
                 yield at_event(
                     clip.event,
-                    f"`{describe(clip.event.value)}` clips gradients that are still multiplied "
+                    f"`{clip.event.text}` clips gradients that are still multiplied "
                     "with the scale of the GradScaler.",
                     backward_line=backward.event.line,
                 )

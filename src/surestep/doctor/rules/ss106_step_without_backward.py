@@ -127,13 +127,13 @@ def _find_backwards_alone(order: Order) -> Iterator[Problem]:
         if backward is not None and _is_only_one(order, zero):
             yield at_event(
                 backward.event,
-                f"`{describe(backward.event.value)}` computes gradients, but nothing calls "
+                f"`{backward.event.text}` computes gradients, but nothing calls "
                 f"`{_step_of(zero)}`.",
             )
 
 
 def _step_of(zero: Action) -> str:
-    return describe(zero.event.value).partition(".zero_grad")[0] + ".step()"
+    return zero.event.text.partition(".zero_grad")[0] + ".step()"
 
 
 def _is_only_one(order: Order, zero: Action) -> bool:
@@ -156,8 +156,8 @@ def _find_lost_batches(order: Order) -> Iterator[Problem]:
             if is_always and is_known and (is_first or order.is_before(step.event, event)):
                 yield at_event(
                     event,
-                    f"`{describe(event.value)}` runs for each batch, but "
-                    f"`{describe(step.event.value)}` only for one in `{window.text}`: the "
+                    f"`{event.text}` runs for each batch, but "
+                    f"`{step.event.text}` only for one in `{window.text}`: the "
                     "gradients of the others are lost.",
                 )
 

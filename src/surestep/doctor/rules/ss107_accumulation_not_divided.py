@@ -51,7 +51,6 @@ from surestep.doctor.source.order import Order, StepWindow, find_windows, is_par
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import (
     Action,
-    describe,
     is_coordinator,
     is_made_by,
     options_of,
@@ -86,8 +85,8 @@ def check(program: Program) -> Iterator[Problem]:
             if backward is not None and _is_count(window.size) and _depends_on_size(window):
                 yield at_event(
                     backward.event,
-                    f"`{describe(step.event.value)}` uses the sum of `{window.text}` "
-                    f"gradients of a mean: `{describe(backward.event.value)}` does not divide.",
+                    f"`{step.event.text}` uses the sum of `{window.text}` "
+                    f"gradients of a mean: `{backward.event.text}` does not divide.",
                     step_line=step.event.line,
                 )
 

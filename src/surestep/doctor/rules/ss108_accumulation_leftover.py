@@ -59,7 +59,7 @@ from surestep.doctor.problem import NOWHERE, Problem, at_event
 from surestep.doctor.source.order import Order, find_windows, is_zeroed_by
 from surestep.doctor.source.schedules import is_over_batches
 from surestep.doctor.source.trace import Branch, Program
-from surestep.doctor.source.training import Action, describe, may_be_same
+from surestep.doctor.source.training import Action, may_be_same
 from surestep.doctor.source.values import Call, Operation, walk
 from surestep.doctor.watcher import Run, Watcher
 
@@ -86,7 +86,7 @@ def check(program: Program) -> Iterator[Problem]:
             if _is_plain(window.branch) and _is_dropped(order, step):
                 yield at_event(
                     step.event,
-                    f"`{describe(step.event.value)}` runs for one in `{window.text}` batches: "
+                    f"`{step.event.text}` runs for one in `{window.text}` batches: "
                     "those after the last one of an epoch are not used.",
                 )
 

@@ -121,8 +121,8 @@ def _find_step_of_scaled(order: Order, step: Action) -> Iterator[Problem]:
             if not is_checked and is_enabled(_scaler_of(action)):
                 yield at_event(
                     step.event,
-                    f"`{describe(step.event.value)}` is not skipped if "
-                    f"`{describe(action.event.value)}` found a gradient that is not finite.",
+                    f"`{step.event.text}` is not skipped if "
+                    f"`{action.event.text}` found a gradient that is not finite.",
                 )
             return
         if action.is_step or action.kind == "unscale":
@@ -133,7 +133,7 @@ def _find_step_of_scaled(order: Order, step: Action) -> Iterator[Problem]:
             if is_scaled(loss) and is_enabled(scaler):
                 yield at_event(
                     step.event,
-                    f"`{describe(step.event.value)}` uses gradients that are multiplied with the "
+                    f"`{step.event.text}` uses gradients that are multiplied with the "
                     f"scale of `{describe(scaler)}`.",
                     backward_line=action.event.line,
                 )
@@ -150,8 +150,8 @@ def _find_unscaled_loss(order: Order, step: Action) -> Iterator[Problem]:
         if action.kind == "backward" and losses and is_computed:
             yield at_event(
                 action.event,
-                f"`{describe(action.event.value)}` does not scale the loss, but "
-                f"`{describe(step.event.value)}` divides the gradients by the scale.",
+                f"`{action.event.text}` does not scale the loss, but "
+                f"`{step.event.text}` divides the gradients by the scale.",
             )
 
 
@@ -161,7 +161,7 @@ def _find_missing_update(order: Order, step: Action) -> Iterator[Problem]:
     if not any(action.kind == "update" for action in order.actions):
         yield at_event(
             step.event,
-            f"No `update()` follows `{describe(step.event.value)}`: the scale stays as it is, and "
+            f"No `update()` follows `{step.event.text}`: the scale stays as it is, and "
             "the second step is an error.",
         )
 
@@ -175,8 +175,8 @@ def _find_calls_in_every_batch(window: StepWindow) -> Iterator[Problem]:
         if is_always and (is_unscale or is_update):
             yield at_event(
                 action.event,
-                f"`{describe(action.event.value)}` runs for each batch, but "
-                f"`{describe(step.event.value)}` only for one in `{window.text}`: the summed "
+                f"`{action.event.text}` runs for each batch, but "
+                f"`{step.event.text}` only for one in `{window.text}`: the summed "
                 "gradients have different scales.",
             )
 

@@ -81,7 +81,7 @@ def check(program: Program) -> Iterator[Problem]:
             if context is not None:
                 yield at_event(
                     action.event,
-                    f"`{describe(action.event.value)}` computes gradients in float16 without a "
+                    f"`{action.event.text}` computes gradients in float16 without a "
                     f"scale: the forward pass runs under `{describe(context)}`.",
                 )
 

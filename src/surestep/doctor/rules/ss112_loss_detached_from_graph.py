@@ -86,8 +86,7 @@ def check(program: Program) -> Iterator[Problem]:
             if breaks:
                 yield at_event(
                     action.event,
-                    f"`{describe(action.event.value)}` reaches no parameter: "
-                    f"{_describe_break(breaks[0])}.",
+                    f"`{action.event.text}` reaches no parameter: {_describe_break(breaks[0])}.",
                     detached_line=breaks[0].line,
                 )
 

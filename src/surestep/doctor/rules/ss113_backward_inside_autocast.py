@@ -55,6 +55,6 @@ def check(program: Program) -> Iterator[Problem]:
             if action.kind == "backward" and contexts and is_autocast(contexts[-1]):
                 yield at_event(
                     action.event,
-                    f"`{describe(action.event.value)}` runs inside `{describe(contexts[-1])}`.",
+                    f"`{action.event.text}` runs inside `{describe(contexts[-1])}`.",
                     context_line=getattr(contexts[-1].node, "lineno", None),
                 )

@@ -92,7 +92,7 @@ def check(program: Program) -> Iterator[Problem]:
                 yield at_event(
                     window.backwards[0].event,
                     f"`{describe(call)}` reduces the gradients for every batch, but "
-                    f"`{describe(window.step.event.value)}` needs them for one in `{window.text}`.",
+                    f"`{window.step.event.text}` needs them for one in `{window.text}`.",
                 )
 
 

@@ -52,7 +52,7 @@ from typing import TYPE_CHECKING
 
 from surestep.doctor.problem import Problem, at_event, at_node
 from surestep.doctor.runtime.tally import Tally
-from surestep.doctor.source.names import find_names
+from surestep.doctor.source.nodes import find_names
 from surestep.doctor.source.trace import Event, Loop, Program, Trace
 from surestep.doctor.source.training import describe, is_made_by, options_of
 from surestep.doctor.source.values import (

@@ -44,7 +44,7 @@ from surestep.doctor.runtime.schedules import ScheduleWatcher
 from surestep.doctor.source.order import Order
 from surestep.doctor.source.schedules import is_schedule_of, is_stepped_without_arguments
 from surestep.doctor.source.trace import Program
-from surestep.doctor.source.training import Action, common_loop, describe
+from surestep.doctor.source.training import Action, common_loop
 from surestep.doctor.watcher import Run
 
 SEVERITY = "warning"
@@ -63,8 +63,8 @@ def check(program: Program) -> Iterator[Problem]:
             if step is not None:
                 yield at_event(
                     schedule.event,
-                    f"`{describe(schedule.event.value)}` comes before "
-                    f"`{describe(step.event.value)}`: the first learning rate is skipped.",
+                    f"`{schedule.event.text}` comes before "
+                    f"`{step.event.text}`: the first learning rate is skipped.",
                     step_line=step.event.line,
                 )
 

@@ -90,7 +90,7 @@ def check(program: Program) -> Iterator[Problem]:
             if epochs is not None and len(made) == 1 and (unit := _epochs_in(made[0], epochs)):
                 yield at_event(
                     schedule.event,
-                    f"`{describe(schedule.event.value)}` runs for each batch, but {unit} of "
+                    f"`{schedule.event.text}` runs for each batch, but {unit} of "
                     f"`{describe(made[0])}` is for epochs.",
                     epochs=describe(epochs),
                 )

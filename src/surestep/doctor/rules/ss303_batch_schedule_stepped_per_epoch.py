@@ -85,7 +85,7 @@ def check(program: Program) -> Iterator[Problem]:
             if inner is not None and not others:
                 yield at_event(
                     schedule.event,
-                    f"`{describe(schedule.event.value)}` runs once for each epoch, but "
+                    f"`{schedule.event.text}` runs once for each epoch, but "
                     f"`{describe(next(creations(schedule.target)))}` counts batches.",
                     batches_line=getattr(inner.node, "lineno", None),
                 )

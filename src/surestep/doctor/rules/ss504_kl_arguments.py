@@ -75,7 +75,7 @@ def check(program: Program) -> Iterator[Problem]:
             reason = _explain_arguments(loss, outputs)
             if not reason and id(loss.event.value) in trained and _has_default_reduction(loss):
                 reason = (
-                    f"`{describe(loss.event.value)}` has the reduction 'mean', which divides by "
+                    f"`{loss.event.text}` has the reduction 'mean', which divides by "
                     "the number of elements instead of samples."
                 )
             if reason:

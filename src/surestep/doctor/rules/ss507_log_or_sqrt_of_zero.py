@@ -91,7 +91,7 @@ def _check_log(event: Event, tensor: Value, outputs: Outputs) -> Iterator[Proble
     if origin is not None:
         yield at_event(
             event,
-            f"`{describe(event.value)}` is -inf where `{describe(origin.value)}` rounds to a "
+            f"`{event.text}` is -inf where `{describe(origin.value)}` rounds to a "
             f"probability of 0 or 1; {_STABLE[origin.name]} computes it from the logits.",
             origin_line=origin.line,
         )

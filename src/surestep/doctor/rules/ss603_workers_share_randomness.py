@@ -69,7 +69,7 @@ from surestep.doctor.source.loaders import (
     method_of,
     source_of,
 )
-from surestep.doctor.source.names import find_names
+from surestep.doctor.source.nodes import find_names
 from surestep.doctor.source.trace import Program, Trace
 from surestep.doctor.source.training import options_of
 from surestep.doctor.source.values import Call, Constant, Function, Instance, Value, walk

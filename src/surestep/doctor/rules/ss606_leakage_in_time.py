@@ -58,10 +58,9 @@ from surestep.doctor.runtime.batches import list_tensors
 from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.runtime.uses import BatchUses
 from surestep.doctor.source.loaders import method_of
-from surestep.doctor.source.names import find_names
+from surestep.doctor.source.nodes import find_names
 from surestep.doctor.source.splits import find_splits
 from surestep.doctor.source.trace import Loop, Program, Trace
-from surestep.doctor.source.training import describe
 from surestep.doctor.source.values import Collection, Instance, Item, Value, walk
 from surestep.doctor.watcher import Run, Watcher
 
@@ -93,7 +92,7 @@ def check(program: Program) -> Iterator[Problem]:
             if windows:
                 yield at_event(
                     split.event,
-                    f"`{describe(split.event.value)}` splits {windows} at random.",
+                    f"`{split.event.text}` splits {windows} at random.",
                 )
 
 

@@ -53,7 +53,7 @@ from surestep.base.user_code import is_surestep_file, is_user_file
 from surestep.doctor.problem import Location, Problem, at_event
 from surestep.doctor.source.devices import moves_model_to_gpu
 from surestep.doctor.source.trace import Event, Loop, Program, Trace
-from surestep.doctor.source.training import Action, describe, find_actions, is_derived_with_graph
+from surestep.doctor.source.training import Action, find_actions, is_derived_with_graph
 from surestep.doctor.source.values import Call, Operation, Value
 from surestep.doctor.watcher import Call as CallOfTorch
 from surestep.doctor.watcher import Run, Watcher
@@ -88,7 +88,7 @@ def check(program: Program) -> Iterator[Problem]:
             )
             if is_often and any(_reads(event, backward) for backward in backwards):
                 loops.add(event.loop)
-                yield at_event(event, f"`{describe(event.value)}` waits for the GPU in each step.")
+                yield at_event(event, f"`{event.text}` waits for the GPU in each step.")
 
 
 def _reads(event: Event, backward: Action) -> bool:

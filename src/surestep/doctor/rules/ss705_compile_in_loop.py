@@ -42,7 +42,7 @@ from typing import Any
 
 from surestep.doctor.problem import NOWHERE, Location, Problem, at_event
 from surestep.doctor.runtime.tally import Occurrence
-from surestep.doctor.source.names import find_names
+from surestep.doctor.source.nodes import find_names
 from surestep.doctor.source.trace import Event, Loop, Program, Trace
 from surestep.doctor.source.training import describe, is_model, options_of
 from surestep.doctor.source.values import Call, Element, Function, Value, walk

@@ -56,7 +56,7 @@ def check(program: Program) -> Iterator[Problem]:
             if event is not None and (model := _find_model(value)) is not None:
                 yield at_event(
                     event,
-                    f"`{describe(event.value)}` writes the model as an object, not only its "
+                    f"`{event.text}` writes the model as an object, not only its "
                     "weights: the file loads only with the same source.",
                     model=describe(model),
                 )

@@ -59,13 +59,7 @@ from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.source.checkpoints import entry_of, find_restores
 from surestep.doctor.source.modules import models_of
 from surestep.doctor.source.trace import Event, Program, Trace
-from surestep.doctor.source.training import (
-    describe,
-    find_actions,
-    is_model,
-    is_optimizer,
-    options_of,
-)
+from surestep.doctor.source.training import find_actions, is_model, is_optimizer, options_of
 from surestep.doctor.source.values import Call, Constant, Instance, Value, walk
 
 SEVERITY = "warning"
@@ -84,23 +78,23 @@ def check(program: Program) -> Iterator[Problem]:
                 yield at_event(
                     lost,
                     f"`{ast.unparse(lost.target)}` is a new object here: the state that "
-                    f"`{describe(event.value)}` loaded is lost.",
+                    f"`{event.text}` loaded is lost.",
                 )
             elif _is_temporary(event):
                 yield at_event(
                     event,
-                    f"`{describe(event.value)}` loads into a copy that nothing keeps.",
+                    f"`{event.text}` loads into a copy that nothing keeps.",
                 )
             elif _is_unused(event, receiver) and _is_other_trained(trace, event, receiver):
                 yield at_event(
                     event,
-                    f"`{describe(event.value)}` loads into a model that nothing uses: another one "
+                    f"`{event.text}` loads into a model that nothing uses: another one "
                     "is trained, from other weights.",
                 )
             elif _skips_names(event) and is_model(receiver) and _is_resume(restores, state):
                 yield at_event(
                     event,
-                    f"`{describe(event.value)}` skips all names that differ, and nothing reads "
+                    f"`{event.text}` skips all names that differ, and nothing reads "
                     "which: the resumed model may keep random weights.",
                 )
 

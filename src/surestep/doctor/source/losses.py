@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
+from surestep.doctor.source.nodes import describe_source
 from surestep.doctor.source.outputs import Origin
 from surestep.doctor.source.trace import Event, Trace, once_per_trace
 from surestep.doctor.source.training import (
     describe,
-    describe_source,
     find_actions,
     options_of,
 )

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from surestep.doctor.source.nodes import describe_source
 from surestep.doctor.source.operators import BUILTINS
 from surestep.doctor.source.trace import Branch, Event, Trace, once_per_trace
 from surestep.doctor.source.training import (
     Action,
-    describe_source,
     find_actions,
     is_made_by,
     is_optimizer,

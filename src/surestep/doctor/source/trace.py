@@ -10,6 +10,7 @@ from functools import cached_property, wraps
 from typing import Any, TypeVar, cast
 
 from surestep.doctor.source.files import SourceFile
+from surestep.doctor.source.nodes import describe_source
 from surestep.doctor.source.values import Call, Class, Function, Instance, Value
 
 Found = TypeVar("Found")
@@ -88,6 +89,11 @@ class Event:
     def loop(self) -> Loop | None:
         """The innermost loop."""
         return self.loops[-1] if self.loops else None
+
+    @property
+    def text(self) -> str:
+        """The source of its value for a message, shortened."""
+        return describe_source(self.value.node)
 
     @property
     def line(self) -> int | None:

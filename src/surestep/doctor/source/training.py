@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from surestep.doctor.source.nodes import describe_source
 from surestep.doctor.source.trace import Event, Loop, Trace, once_per_trace
 from surestep.doctor.source.values import (
     Attribute,
@@ -301,14 +302,6 @@ def is_without_grad(event: Event) -> bool:
 def describe(value: Value | None) -> str:
     """Return the source of a value for a message, shortened."""
     return describe_source(None if value is None else value.node)
-
-
-def describe_source(node: ast.AST | None) -> str:
-    """Return the source of an expression for a message, shortened; "it" for anything else."""
-    if not isinstance(node, ast.expr):
-        return "it"
-    text = " ".join(ast.unparse(node).split())
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 _ARITHMETIC = frozenset("+ - * / **".split())

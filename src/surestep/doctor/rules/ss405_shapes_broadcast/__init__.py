@@ -57,9 +57,9 @@ from surestep.doctor.runtime.values import is_tensor
 from surestep.doctor.source.dimensions import Shape, shape_of
 from surestep.doctor.source.losses import find_losses
 from surestep.doctor.source.modules import traverse_inputs
+from surestep.doctor.source.nodes import describe_source
 from surestep.doctor.source.operators import find_operations
 from surestep.doctor.source.trace import Event, Program
-from surestep.doctor.source.training import describe_source
 from surestep.doctor.source.values import Call as CallValue
 from surestep.doctor.source.values import Collection, Constant, Item, Operation, Value, walk
 from surestep.doctor.watcher import Call, Run, Watcher

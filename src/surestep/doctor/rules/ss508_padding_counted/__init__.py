@@ -105,7 +105,7 @@ def check(program: Program) -> Iterator[Problem]:
                     pad = aliases[-1]
                     yield at_event(
                         loss.event,
-                        f"`{describe(loss.event.value)}` counts the padding of "
+                        f"`{loss.event.text}` counts the padding of "
                         f"`{describe(pad)}`: it has no `ignore_index`.",
                         padding_line=pad.line,
                     )

@@ -101,8 +101,7 @@ def check(program: Program) -> Iterator[Problem]:
 def _report(event: Event, origin: Origin, dim: str) -> Problem:
     return at_event(
         event,
-        f"`{describe(event.value)}` uses `{describe(origin.value)}`, which normalises over "
-        f"dimension {dim}.",
+        f"`{event.text}` uses `{describe(origin.value)}`, which normalises over dimension {dim}.",
         softmax_line=origin.line,
     )
 

@@ -1,4 +1,4 @@
-"""The names of variables in a piece of source."""
+"""What a piece of source says."""
 
 from __future__ import annotations
 
@@ -17,3 +17,11 @@ def find_names(node: ast.AST, kind: type[ast.expr_context] = ast.expr_context) -
         for part in ast.walk(node)
         if isinstance(part, ast.Name) and isinstance(part.ctx, kind)
     }
+
+
+def describe_source(node: ast.AST | None) -> str:
+    """Return the source of an expression for a message, shortened; "it" for anything else."""
+    if not isinstance(node, ast.expr):
+        return "it"
+    text = " ".join(ast.unparse(node).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
