@@ -45,7 +45,7 @@ from weakref import ref
 from surestep.base.text import format_count
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.parameters import iter_parameters
-from surestep.doctor.runtime.tally import Tally
+from surestep.doctor.runtime.tally import FEWEST, Tally
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import Action, find_actions, is_optimizer, may_be_same
 from surestep.doctor.source.values import Function, Instance, walk
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
 SEVERITY = "error"
 FIX = "Call optimizer.zero_grad() once for each step, before backward() or after step()."
 _MOST = 100  # optimizers with the mistake
-_FEWEST = 3  # steps with the mistake
 _ZEROES = re.compile("zero_grad")
 _ZEROES_BY_HAND = re.compile(  # beside `p.grad = None` and `p.grad.zero_()`, which are followed
     r"\.grad\b[\w.()]*\.((zero|fill|copy|set)_\(|mul_\(0)|\.grad\.data\s*=[^=]|\.grad\b[\w.]*\[.*\]\s*=[^=]"
@@ -81,9 +80,8 @@ def check(program: Program) -> Iterator[Problem]:
             events = {event for event in trace.events if _is_beside(event, step.event)}
             inside = [action for action in actions if action.event in events]
             has_backward = any(action.kind == "backward" for action in inside)
-            if not has_backward or any(_zeroes(action, step) for action in inside):
-                continue
-            if any(_is_given_away(event, step) for event in events):
+            is_zeroed = any(_zeroes(action, step) for action in inside)
+            if not has_backward or is_zeroed or any(_is_given_away(e, step) for e in events):
                 continue
             if program.contains(_ZEROES_BY_HAND):
                 return
@@ -135,8 +133,7 @@ def _is_given_away(event: Event, step: Action) -> bool:
     call = event.call
     if call is None or step.event is event or call.name in ("step", "unscale_", "print"):
         return False
-    given = call.arguments
-    return any(value is step.target for arg in given for value in walk(arg))
+    return any(value is step.target for arg in call.arguments for value in walk(arg))
 
 
 @dataclass
@@ -173,7 +170,7 @@ class _Seen:
 
         It waits for a device, so what the first looks showed is taken to hold for the rest.
         """
-        if len(self.looks) < _FEWEST:
+        if len(self.looks) < FEWEST:
             import torch
 
             parameters = (probe() for probe in self.parameters)
@@ -236,7 +233,7 @@ class Watch(Watcher):
 
     def observe(self, run: Run) -> Iterator[Problem]:
         for tally in self._mistaken:
-            if tally.mistakes >= _FEWEST:
+            if tally.mistakes >= FEWEST:
                 batches = format_count(tally.most, "batch", "batches")
                 yield tally.report(
                     f"Gradients grew from {batches}: {tally.mistakes} steps used gradients that an "

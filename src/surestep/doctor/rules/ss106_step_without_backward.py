@@ -55,7 +55,6 @@ from surestep.doctor.source.order import Order, find_windows, is_zeroed_by
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import (
     Action,
-    describe,
     is_made_by,
     is_model,
     is_same,
@@ -100,8 +99,7 @@ def _find_steps_alone(order: Order) -> Iterator[Problem]:
         )
         if is_training and is_made_by(step.target, "torch.optim."):
             yield at_event(
-                step.event,
-                f"`{describe(call)}` has no gradient to use: nothing calls backward().",
+                step.event, f"`{step.event.text}` has no gradient to use: nothing calls backward()."
             )
 
 
@@ -113,18 +111,17 @@ def _is_forward(event: Event) -> bool:
 
 
 def _find_backwards_alone(order: Order) -> Iterator[Problem]:
-    steps = [a for a in order.actions if a.is_step]
-    for zero in order.actions:
-        loop, optimizer = zero.event.loop, zero.target
-        if zero.kind != "zero_grad" or loop is None or not is_made_by(optimizer, "torch.optim."):
+    targets = [action.target for action in order.actions if action.is_step]
+    zeroes = [action for action in order.actions if action.kind == "zero_grad"]
+    for index, zero in enumerate(zeroes):
+        optimizer = zero.target
+        if zero.event.loop is None or not is_made_by(optimizer, "torch.optim."):
             continue
-        if any(may_be_same(step.target, optimizer) for step in steps):
+        if any(may_be_same(target, optimizer) for target in targets):
             continue
-        backward = next(
-            (a for a in order.find_pass(zero.event) if a.kind == "backward"),
-            None,
-        )
-        if backward is not None and _is_only_one(order, zero):
+        backward = next((a for a in order.find_pass(zero.event) if a.kind == "backward"), None)
+        is_reported = any(is_same(other.target, optimizer) for other in zeroes[:index])
+        if backward is not None and not is_reported:
             yield at_event(
                 backward.event,
                 f"`{backward.event.text}` computes gradients, but nothing calls "
@@ -134,14 +131,6 @@ def _find_backwards_alone(order: Order) -> Iterator[Problem]:
 
 def _step_of(zero: Action) -> str:
     return zero.event.text.partition(".zero_grad")[0] + ".step()"
-
-
-def _is_only_one(order: Order, zero: Action) -> bool:
-    """Return whether a zeroing is the first of its optimizer, so that it is reported once."""
-    first = next(
-        a for a in order.actions if a.kind == "zero_grad" and is_same(a.target, zero.target)
-    )
-    return first is zero
 
 
 def _find_lost_batches(order: Order) -> Iterator[Problem]:
@@ -199,14 +188,12 @@ class Watch(WindowWatcher):
         forwards, self._forwards = self._forwards, 0
         lost = _find_lost(window)
         other_steps = run.step - window.began_at - 1
-        if other_steps >= len(lost):  # one line may compute the gradients of several optimizers
-            lost = []
         kinds = {event.kind for event in window.events}
-        if lost:
+        is_alone = forwards and not kinds & {"backward", "other", "write"}
+        # One line may compute the gradients of several optimizers.
+        if lost and len(lost) > other_steps:
             tally.add(lost[0].location, run.step, len(lost))
-        elif (
-            forwards and not kinds & {"backward", "other", "write"} and not has_gradient(optimizer)
-        ):
+        elif is_alone and not has_gradient(optimizer):
             tally.add(run.locate(), run.step)
 
     def describe(self, tally: Tally) -> str:

@@ -56,7 +56,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Location, Problem, at_event
-from surestep.doctor.source.trace import Event, Program, Trace
+from surestep.doctor.runtime.tally import Occurrence
+from surestep.doctor.runtime.values import is_tensor
+from surestep.doctor.source.trace import Branch, Event, Program, Trace
 from surestep.doctor.source.training import describe, find_actions, is_model
 from surestep.doctor.source.values import (
     Attribute,
@@ -69,6 +71,7 @@ from surestep.doctor.source.values import (
     Value,
     walk,
 )
+from surestep.doctor.source.wrapping import event_of
 from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
@@ -90,11 +93,9 @@ def check(program: Program) -> Iterator[Problem]:
     """Find states that are kept in a training loop and used after it."""
     on_cpu = not program.contains(_MAY_LEAVE_CPU)
     for trace in program.traces:
-        steps = [a.event for a in find_actions(trace) if a.is_step]
+        loops = {loop for a in find_actions(trace) if a.is_step for loop in a.event.loops}
         for index, event in enumerate(trace.events):
-            if event.kind != "store" or event.loop is None or not _keeps_best(event):
-                continue
-            if not any(event.loop in step.loops for step in steps):
+            if event.kind != "store" or event.loop not in loops or not _keeps_best(event):
                 continue
             states = [value for value in _references(event.value, on_cpu) if _is_state(value)]
             for state in states:
@@ -109,12 +110,11 @@ def check(program: Program) -> Iterator[Problem]:
 
 def _keeps_best(event: Event) -> bool:
     """Return whether an assignment depends on a comparison with the best so far."""
-    branch = event.branches[-1] if event.branches else None
-    if branch is None or not isinstance(branch.node, ast.If) or not branch.is_taken:
-        return False
-    if isinstance(branch.node.body[-1], (ast.Break, ast.Return)):
-        return False
-    return bool(_BEST.search(ast.unparse(branch.node.test)))
+    match event.branches[-1:]:
+        case (Branch(node=ast.If(test=test, body=[*_, last]), is_taken=True),):
+            is_left = isinstance(last, (ast.Break, ast.Return))
+            return not is_left and bool(_BEST.search(ast.unparse(test)))
+    return False
 
 
 def _is_state(value: Value) -> bool:
@@ -123,32 +123,25 @@ def _is_state(value: Value) -> bool:
 
 def _is_made_in(trace: Trace, state: Value, event: Event) -> bool:
     """Return whether the state is read in the loop, of a model that is made before it."""
-    made = [e for e in trace.events if e.kind == "call" and e.value is state]
-    if not made or event.loop not in made[0].loops or not isinstance(state, Call):
+    made = event_of(trace, state)
+    if made is None or event.loop not in made.loops or not isinstance(state, Call):
         return False
     model = state.receiver
     while isinstance(model, (Attribute, Item)):
         model = model.base
-    for other in trace.events:  # the first is where it is made
-        if other.value is model:
-            return event.loop not in other.loops
-    return True
+    before = None if model is None else event_of(trace, model)
+    return before is None or event.loop not in before.loops
 
 
 def _is_used_later(trace: Trace, index: int, state: Value, on_cpu: bool) -> bool:
     """Return whether the state is loaded, saved or returned after the loop."""
     loop = trace.events[index].loop
     for event in trace.events[index + 1 :]:
-        if loop in event.loops:
-            continue
-        if event.kind == "return" and state in _references(event.value, on_cpu):
-            return True
-        call = event.call
-        if (
-            call is not None
-            and call.name in ("load_state_dict", "save")
-            and any(state in _references(arg, on_cpu) for arg in call.args)
-        ):
+        used = [event.value] if event.kind == "return" else []
+        if event.call is not None and event.call.name in ("load_state_dict", "save"):
+            used = [*event.call.args]
+        is_later = loop not in event.loops
+        if is_later and any(state in _references(value, on_cpu) for value in used):
             return True
     return False
 
@@ -168,16 +161,12 @@ def _references(value: Value, on_cpu: bool) -> list[Value]:
             continue
         found.append(value)
         match value:
-            case Either(options=parts):
-                waiting.extend(parts)
-            case Collection(elements=elements):
-                waiting.extend(elements)
+            case Either() | Collection():
+                waiting.extend(value.inputs)
             case Item(base=Element(of=Call(name="items")), index=Constant(value=0)):
                 pass  # a name
-            case Element(of=Call(name="items" | "values") as base):
-                waiting.append(base)
-            case Item(base=base) | Attribute(base=base, name="data"):
-                waiting.append(base)
+            case Element(of=Call(name="items" | "values")) | Item() | Attribute(name="data"):
+                waiting.append(value.inputs[0])
             case Call(path=path, receiver=Value() as base) if path in _SHARES_MEMORY:
                 waiting.append(base)
             case Call(path=".cpu", receiver=Value() as base) if on_cpu and _is_of_model(base):
@@ -193,14 +182,14 @@ def _is_of_model(value: Value) -> bool:
     return bool(states) and all(isinstance(s, Call) and is_model(s.receiver) for s in states)
 
 
-@dataclass(frozen=True)
-class _Made:
-    """A state that was made: one of its tensors, and when."""
+@dataclass
+class _Made(Occurrence):
+    """A state that was made: one of its tensors, where, and in which step."""
 
     tensor: weakref.ref[Tensor]
     version: int
-    step: int
     location: Location
+    since_step: int
 
 
 class Watch(Watcher):
@@ -218,9 +207,8 @@ class Watch(Watcher):
             return
         self._made = {key: made for key, made in self._made.items() if made.tensor() is not None}
         if len(self._made) < _MOST_STATES:
-            version = tensor._version
-            made = _Made(weakref.ref(tensor), version, run.step, run.locate())
-            self._made[id(tensor)] = made
+            at = run.locate(), run.step + 1
+            self._made[id(tensor)] = _Made(weakref.ref(tensor), tensor._version, *at)
 
     def on_load_state(self, run: Run, owner: Any, state: Any) -> None:
         self._use(run, state, "loaded")
@@ -233,35 +221,26 @@ class Watch(Watcher):
     def _use(self, run: Run, state: Any, use: str) -> None:
         tensor = _find_tensor(state)
         made = None if tensor is None else self._made.get(id(tensor))
-        if made is None or made.tensor() is not tensor or made.step == run.step:
+        if made is None or made.tensor() is not tensor or made.since_step > run.step:
             return
         # Parameters that are saved again and again are kept as references on purpose.
-        is_chosen = use == "loaded" or made.step > 0
-        if (
-            tensor is not None
-            and tensor._version != made.version
-            and is_chosen
-            and len(self._uses) < _MOST_STATES
-        ):
+        is_chosen = use == "loaded" or made.since_step > 1
+        is_changed = tensor is not None and tensor._version != made.version
+        if is_changed and is_chosen and len(self._uses) < _MOST_STATES:
             self._uses.append((made, run.step, use))
 
     def observe(self, run: Run) -> Iterator[Problem]:
         if self._uses:
             made, step, use = self._uses[0]
-            yield Problem(
-                f"The state of step {made.step} was {use} at step {step}: its tensors are those of "
-                f"the model, which {step - made.step} steps had changed.",
-                {"made": made.step, "used": step, "times": len(self._uses)},
-                location=made.location,
-                since_step=made.step + 1,
+            made_at = made.since_step - 1
+            yield made.report(
+                f"The state of step {made_at} was {use} at step {step}: its tensors are those of "
+                f"the model, which {step - made_at} steps had changed.",
+                {"made": made_at, "used": step, "times": len(self._uses)},
             )
 
 
 def _find_tensor(state: Any) -> Tensor | None:
     """Return the first floating-point tensor of a state."""
-    from torch import Tensor
-
-    if not isinstance(state, Mapping):
-        return None
-    tensors = (value for value in state.values() if isinstance(value, Tensor))
-    return next((tensor for tensor in tensors if tensor.is_floating_point()), None)
+    values = state.values() if isinstance(state, Mapping) else ()
+    return next((value for value in values if is_tensor(value) and value.is_floating_point()), None)

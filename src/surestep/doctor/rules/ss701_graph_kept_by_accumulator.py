@@ -50,6 +50,7 @@ from surestep.doctor.edits import insert_after, insert_before
 from surestep.doctor.finding import Edit
 from surestep.doctor.problem import NOWHERE, Location, Problem, at_event
 from surestep.doctor.runtime.graphs import Token, attach_token
+from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.source.trace import Event, Program, Trace
 from surestep.doctor.source.training import (
     describe,
@@ -141,38 +142,31 @@ def _added_by_assignment(event: Event, statement: ast.Assign) -> Value | None:
 
 def _is_reset(trace: Trace, event: Event) -> bool:
     """Return whether each pass of the innermost loop starts with a new sum or list."""
-    call = event.call
-    for other in trace.events:
-        if other.loop is not event.loop or other is event:
-            continue
-        if call is not None:
-            is_made = other.kind == "store" and other.value is call.receiver
-            is_cleared = other.call is not None and other.call.path == ".clear"
-            if is_made or (is_cleared and other.call and other.call.receiver is call.receiver):
-                return True
-            continue
-        target = getattr(event, "target", None)
-        if other.kind != "store" or other.target is None or target is None:
-            continue
-        is_same_name = ast.unparse(other.target) == ast.unparse(target)
-        if is_same_name and set(other.branches) <= set(event.branches):
-            return True
-    return False
+    others = [e for e in trace.events if e.loop is event.loop and e is not event]
+    stores = [other for other in others if other.kind == "store"]
+    if event.call is not None:
+        kept = event.call.receiver
+        calls = [other.call for other in others if other.call is not None]
+        is_cleared = any(call.path == ".clear" and call.receiver is kept for call in calls)
+        return is_cleared or any(store.value is kept for store in stores)
+    return event.target is not None and any(
+        store.target is not None
+        and ast.unparse(store.target) == ast.unparse(event.target)
+        and set(store.branches) <= set(event.branches)
+        for store in stores
+    )
 
 
 def _is_differentiated(trace: Trace, event: Event) -> bool:
     """Return whether a backward pass uses the sum or the list, or detaches it."""
     kept = event.node if event.call is None else event.call.receiver
-    for other in trace.events:
-        call = other.call
-        if call is None or call.name not in ("backward", "manual_backward", "grad", "detach"):
-            continue
-        given = (part for value in call.inputs for part in walk(value))
-        if any(part is kept or part.node is kept for part in given):
-            return True
-        if event.kind == "store" and any(v is event.value for i in call.inputs for v in walk(i)):
-            return True
-    return False
+    return any(
+        part is kept or part.node is kept or (event.kind == "store" and part is event.value)
+        for _, call in trace.calls
+        if call.name in ("backward", "manual_backward", "grad", "detach")
+        for value in call.inputs
+        for part in walk(value)
+    )
 
 
 class _Record(NamedTuple):
@@ -196,10 +190,8 @@ class Watch(Watcher):
 
     def __init__(self) -> None:
         self._records: deque[_Record] = deque(maxlen=_KEPT)
-        self._checked = self._most = self._of = self._first = 0
-        self._location = NOWHERE
-        self._grown = self._highest = self._freed = self._freed_first = 0
-        self._freed_location = NOWHERE
+        self._checked = self._of = self._grown = 0
+        self._kept, self._freed = Tally(), Tally()
 
     def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
         if run.backwards > _FIRST and run.backwards % _LATER:
@@ -237,10 +229,7 @@ class Watch(Watcher):
             self._grown = max(self._grown, len(alive))
             return
         if self._grown >= _FEWEST_TOGETHER:
-            if not self._freed:
-                self._freed_first, self._freed_location = max(1, run.step), run.locate()
-            self._freed += 1
-            self._highest = max(self._highest, self._grown)
+            self._freed.add(run.locate(), max(1, run.step), self._grown)
         self._grown = 0
 
     def _count(self, run: Run) -> None:
@@ -254,25 +243,21 @@ class Watch(Watcher):
         """Remember these records if most of their graphs, of several steps, are still there."""
         alive = [record for record in records if record.is_alive()]
         are_many = len(alive) >= _FEWEST and len(alive) >= _SHARE * len(records)
-        if are_many and len(alive) > self._most and len({record.at for record in alive}) > 1:
-            if not self._most:
-                self._first, self._location = max(1, run.step - len(records)), run.locate()
-            self._most, self._of = len(alive), len(records)
+        if are_many and len(alive) > self._kept.most and len({record.at for record in alive}) > 1:
+            self._kept.add(run.locate(), max(1, run.step - len(records)), len(alive))
+            self._of = len(records)
 
     def observe(self, run: Run) -> Iterator[Problem]:
-        if self._most:
-            yield Problem(
-                f"The graphs of {self._most} of {self._of} earlier backward passes that "
+        if self._kept.most:
+            yield self._kept.report(
+                f"The graphs of {self._kept.most} of {self._of} earlier backward passes that "
                 "were checked were still there: a sum or list keeps their losses.",
-                {"graphs": self._most, "passes": self._of},
-                location=self._location,
-                since_step=self._first,
+                {"graphs": self._kept.most, "passes": self._of},
             )
-        elif self._freed >= 2:
-            yield Problem(
-                f"The graphs of up to {self._highest} successive backward passes were kept, and "
-                f"freed together {self._freed} times: a sum or list keeps their losses.",
-                {"graphs": self._highest, "times": self._freed},
-                location=self._freed_location,
-                since_step=self._freed_first,
+        elif self._freed.mistakes >= 2:
+            most, times = self._freed.most, self._freed.mistakes
+            yield self._freed.report(
+                f"The graphs of up to {most} successive backward passes were kept, and "
+                f"freed together {times} times: a sum or list keeps their losses.",
+                {"graphs": most, "times": times},
             )
