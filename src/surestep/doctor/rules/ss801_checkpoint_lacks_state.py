@@ -69,7 +69,7 @@ from surestep.doctor.runtime.resumes import (
     trains,
 )
 from surestep.doctor.source.checkpoints import EPOCH_KEY, entry_of, find_restores, is_restored_from
-from surestep.doctor.source.trace import Event, Loop, Program, Trace
+from surestep.doctor.source.trace import Loop, Program, Trace
 from surestep.doctor.source.training import (
     describe,
     find_actions,
@@ -117,22 +117,16 @@ def _find_resume(trace: Trace, state: Value) -> Call | None:
     loops: set[Loop] = {loop for event in trace.events for loop in event.loops}
     numbers = [part for loop in loops if loop.iterated for part in _start_of(loop.iterated)]
     for number in numbers:
-        found = entry_of(number)
-        if (
-            found is not None
-            and found[1] is not None
-            and EPOCH_KEY.search(found[1])
-            and is_restored_from(state, found[0])
-        ):
-            return found[0]
+        load, name = entry_of(number) or (None, None)
+        if load is not None and EPOCH_KEY.search(name or "") and is_restored_from(state, load):
+            return load
     return None
 
 
 def _start_of(iterated: Value) -> Iterator[Value]:
-    ranges = [r for r in walk(iterated) if isinstance(r, Call) and r.name in ("range", "trange")]
-    for numbers in ranges:
-        if len(numbers.args) > 1:
-            yield from walk(numbers.args[0])
+    for part in walk(iterated):
+        if isinstance(part, Call) and part.name in ("range", "trange") and len(part.args) > 1:
+            yield from walk(part.args[0])
 
 
 def _find_stateful(trace: Trace) -> dict[Value, str]:
@@ -145,9 +139,9 @@ def _find_stateful(trace: Trace) -> dict[Value, str]:
         scaler = call.receiver if action.kind == "scaler_step" and call is not None else None
         if isinstance(scaler, Call) and is_scaler(scaler) and _is_plain(scaler):
             stateful[scaler] = "GradScaler"
-        for option in options_of(action.target):
-            if len(options_of(action.target)) == 1 and _has_state(option):
-                stateful[option] = "optimizer"
+        options = options_of(action.target)
+        if len(options) == 1 and _has_state(options[0]):
+            stateful[options[0]] = "optimizer"
     return stateful
 
 
@@ -161,10 +155,9 @@ def _is_plain(scaler: Call) -> bool:
 def _has_state(optimizer: Value) -> bool:
     if not is_made_by(optimizer, "torch.optim.") or not isinstance(optimizer, Call):
         return False
-    if optimizer.name != "SGD":
-        return True
     momentum = optimizer.argument(2, "momentum")
-    return isinstance(momentum, Constant) and bool(momentum.value)
+    has_momentum = isinstance(momentum, Constant) and bool(momentum.value)
+    return has_momentum or optimizer.name != "SGD"
 
 
 def _overlaps(receiver: Value, value: Value) -> bool:
@@ -173,18 +166,16 @@ def _overlaps(receiver: Value, value: Value) -> bool:
 
 def _is_given_away(trace: Trace, value: Value) -> bool:
     """Return whether a function that is not followed gets the object, and may restore it."""
-    return any(_gets(event, value) for event in trace.events)
+    return any(_gets(call, value) for _, call in trace.calls)
 
 
-def _gets(event: Event, value: Value) -> bool:
-    call = event.call
-    if call is None or call.name in _HARMLESS or is_scheduler(call) or is_optimizer(call):
+def _gets(call: Call, value: Value) -> bool:
+    if call.name in _HARMLESS or is_scheduler(call) or is_optimizer(call):
         return False
-    given = call.arguments
     # A call that saves the state of an object cannot restore it; some write into a state.
     may_restore = _MAY_RESTORE.search(call.name)
     stop_at = None if may_restore else lambda part: getattr(part, "path", "") == ".state_dict"
-    return any(part is value for entry in given for part in walk(entry, stop_at=stop_at))
+    return any(part is value for entry in call.arguments for part in walk(entry, stop_at=stop_at))
 
 
 @dataclass(eq=False)
