@@ -54,7 +54,7 @@ from typing import TYPE_CHECKING, Any
 from surestep.base.text import format_count
 from surestep.doctor.problem import Location, Problem
 from surestep.doctor.runtime.parameters import iter_parameters
-from surestep.doctor.runtime.tally import Occurrence
+from surestep.doctor.runtime.tally import Occurrence, Tally
 from surestep.doctor.runtime.values import read_part
 from surestep.doctor.watcher import Run, Watcher
 
@@ -99,7 +99,7 @@ class Watch(Watcher):
         self._trainable: dict[int, weakref.ref[Tensor]] = {}  # of optimizers
         self._before: list[tuple[Tensor, Tensor]] = []
         self._changes: list[Tensor] = []  # the number of parameters that a step changed
-        self._location, self._first = Location("", 0), 0
+        self._changed = Tally()  # steps that changed some
 
     def on_forward(self, run: Run, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if getattr(module, "running_mean", None) is None or run.in_backward:
@@ -140,7 +140,7 @@ class Watch(Watcher):
         self._changes.append(torch.stack([change.cpu() for change in changed]).sum())
         self._before = []
         if len(self._changes) == 1:
-            self._first, self._location = run.step, run.locate()
+            self._changed.add(run.locate(), run.step)
 
     def observe(self, run: Run) -> Iterator[Problem]:
         norms = [
@@ -156,10 +156,8 @@ class Watch(Watcher):
             )
         changes = [int(change) for change in self._changes if change]
         if len(changes) >= _FEWEST:
-            yield Problem(
+            yield self._changed.report(
                 f"{len(changes)} steps that were checked changed up to {max(changes)} parameters "
                 "that were frozen after earlier steps, and that still had a gradient.",
                 {"steps": len(changes), "parameters": max(changes)},
-                location=self._location,
-                since_step=self._first,
             )

@@ -38,8 +38,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from surestep.doctor.problem import NOWHERE, Problem, at_event
+from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.parameters import iter_parameters
+from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.runtime.values import read_part
 from surestep.doctor.source.modules import models_of
 from surestep.doctor.source.trace import Program, Trace
@@ -108,8 +109,8 @@ class Watch(Watcher):
     def __init__(self) -> None:
         self._before: list[tuple[Tensor, Tensor, Tensor]] = []
         self._counts: list[Tensor] = []  # of values: unchanged, and with a gradient
-        self._location = NOWHERE
-        self._first, self._dtype = 0, ""
+        self._first = Tally()  # of these steps
+        self._dtype = ""
 
     def on_step(self, run: Run, optimizer: Optimizer) -> None:
         self._before = []
@@ -135,7 +136,7 @@ class Watch(Watcher):
         import torch
 
         if not self._counts:
-            self._first, self._location = run.step, run.locate()
+            self._first.add(run.locate(), run.step)
         unchanged = [((now == old) & has_gradient).sum() for now, old, has_gradient in self._before]
         all_ = [has_gradient.sum() for _, _, has_gradient in self._before]
         pair = torch.stack(unchanged).sum(), torch.stack(all_).sum()
@@ -151,10 +152,8 @@ class Watch(Watcher):
         shares = sorted(unchanged / total for unchanged, total in counts if total)
         usual = shares[len(shares) // 2] if shares else 0.0
         if usual > _LOST:
-            yield Problem(
+            yield self._first.report(
                 f"A step left {usual:.0%} of the {self._dtype} values with a gradient unchanged, "
                 f"in the median of {len(shares)} steps: their updates are rounded to nothing.",
                 {"share": usual, "steps": len(shares), "dtype": self._dtype},
-                location=self._location,
-                since_step=self._first,
             )

@@ -42,7 +42,8 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from surestep.doctor.problem import NOWHERE, Problem
+from surestep.doctor.problem import Problem
+from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.watcher import Call, Run, Watcher
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Watch(Watcher):
     SAMPLED = ("on_call",)
 
     def __init__(self) -> None:
-        self._location = NOWHERE
+        self._call = Tally()
         self._first: tuple[Tensor, Tensor] | None = None
 
     def on_call(self, run: Run, call: Call) -> None:
@@ -71,7 +72,7 @@ class Watch(Watcher):
             samples = max(1, _MOST_VALUES * len(prediction) // max(1, prediction.numel()))
             step = -(-len(prediction) // samples)
             self._first = prediction.detach()[::step].clone(), target.detach()[::step].clone()
-            self._location = run.locate()
+            self._call.add_here(run)
 
     def observe(self, run: Run) -> Iterator[Problem]:
         if self._first is None:
@@ -87,10 +88,8 @@ class Watch(Watcher):
         loss = -chosen.mean().item() if len(chosen) else math.nan
         expected = math.log(classes)
         if loss > _TIMES * expected:
-            yield Problem(
+            yield self._call.report(
                 f"The first cross-entropy was {loss:.3g}; equal probabilities of {classes} classes "
                 f"have {expected:.3g}.",
                 {"loss": loss, "expected": expected, "classes": classes},
-                location=self._location,
-                since_step=1,
             )

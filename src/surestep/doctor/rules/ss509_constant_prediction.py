@@ -92,7 +92,7 @@ class Watch(Watcher):
     def __init__(self) -> None:
         self._last = _Output()
         self._flags: deque[tuple[int, Tensor]] = deque(maxlen=_CHECKED)
-        self._location, self._since = NOWHERE, 0
+        self._location = NOWHERE
 
     def after_forward(
         self, run: Run, module: nn.Module, inputs: tuple[Any, ...], output: Any

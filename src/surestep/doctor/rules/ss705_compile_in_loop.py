@@ -40,8 +40,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from surestep.doctor.problem import NOWHERE, Location, Problem, at_event
-from surestep.doctor.runtime.tally import Occurrence
+from surestep.doctor.problem import Location, Problem, at_event
+from surestep.doctor.runtime.tally import Occurrence, Tally
 from surestep.doctor.source.nodes import find_names
 from surestep.doctor.source.trace import Event, Loop, Program, Trace
 from surestep.doctor.source.training import describe, is_model, options_of
@@ -115,7 +115,7 @@ class Watch(Watcher):
         self._compiled: dict[tuple[object, ...], _Compiled] = {}
         self._graphs = 0
         self._steps: list[int] = []  # that followed the compilation of a graph
-        self._location = NOWHERE
+        self._again = Tally()  # the first of them
 
     def on_compile(self, run: Run, model: Any, options: Mapping[str, Any]) -> None:
         location = run.locate()
@@ -134,7 +134,8 @@ class Watch(Watcher):
         if graphs > self._graphs:
             self._graphs = graphs
             if run.step > _WARMUP:
-                self._location = self._location if self._steps else run.locate()
+                if not self._steps:
+                    self._again.add(run.locate(), run.step)
                 self._steps.append(run.step)
 
     def observe(self, run: Run) -> Iterator[Problem]:
@@ -146,10 +147,8 @@ class Watch(Watcher):
                 )
                 return
         if len(self._steps) >= _FEWEST_STEPS:
-            yield Problem(
+            yield self._again.report(
                 f"{len(self._steps)} steps after the first {_WARMUP} compiled a graph again, the "
                 f"last one at step {self._steps[-1]}: shapes or Python values change.",
                 {"steps": len(self._steps), "last": self._steps[-1]},
-                location=self._location,
-                since_step=self._steps[0],
             )

@@ -51,7 +51,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from surestep.doctor.problem import NOWHERE, Problem
+from surestep.doctor.problem import Problem
+from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
@@ -71,11 +72,10 @@ class Watch(Watcher):
     def __init__(self) -> None:
         self._called: WeakSet[nn.Module] = WeakSet()
         self._unused: set[str] | None = None
-        self._count = 0
-        self._location, self._step = NOWHERE, 0
+        self._passes = Tally()  # that were checked
 
     def on_forward(self, run: Run, module: nn.Module, inputs: tuple[object, ...]) -> None:
-        if self._count < _CHECKED and type(module).__name__ == "DistributedDataParallel":
+        if self._passes.mistakes < _CHECKED and type(module).__name__ == "DistributedDataParallel":
             finds = getattr(module, "find_unused_parameters", True)
             if module.training and not finds and not getattr(module, "static_graph", False):
                 self._called.add(module)
@@ -89,10 +89,8 @@ class Watch(Watcher):
                 for name, parameter in module.named_parameters()
                 if parameter.requires_grad and parameter.grad is None
             }
-            if not self._count:
-                self._location, self._step = run.locate(), run.step + 1
+            self._passes.add_here(run)
             self._unused = unused if self._unused is None else self._unused & unused
-            self._count += 1
         self._called.clear()
 
     def observe(self, run: Run) -> Iterator[Problem]:
@@ -100,10 +98,8 @@ class Watch(Watcher):
             return
         names = sorted(self._unused)
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        yield Problem(
+        yield self._passes.report(
             "DistributedDataParallel waits for gradients of "
             f"{', '.join(names[:_SHOWN])}{more}, which the loss does not use.",
             {"parameters": names[:50], "count": len(names)},
-            location=self._location,
-            since_step=self._step,
         )
