@@ -137,12 +137,9 @@ def _explain_copy(loader: Loader, dataset: Instance) -> str:
 def _is_generator(value: Value | None) -> bool:
     options = options_of(value)
     return bool(options) and all(
-        any(
-            isinstance(entry, Call) and entry.path in _GENERATORS
-            for entry in (option, *walk(option))
-        )
-        and isinstance(option, Call)
+        isinstance(option, Call)
         and (option.path in _GENERATORS or option.name == "manual_seed")
+        and any(isinstance(entry, Call) and entry.path in _GENERATORS for entry in walk(option))
         for option in options
     )
 

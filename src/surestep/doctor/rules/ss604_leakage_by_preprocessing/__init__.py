@@ -48,7 +48,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from surestep.doctor.problem import Problem, at_node
+from surestep.doctor.problem import Problem, at_event, at_node
 from surestep.doctor.rules.ss604_leakage_by_preprocessing.preprocessing import (
     FITS,
     find_learner,
@@ -84,15 +84,17 @@ def check(program: Program) -> Iterator[Problem]:
         splits = find_splits(trace)
         if splits:
             yield from _check_standardizations(trace, splits)
-            fits = [event for event in trace.events if event.call and learns(event.call)]
+            fits = [(event, call) for event, call in trace.calls if learns(call)]
             yield from _check_refits(trace, splits, fits)
-            for fit in filter(_is_of_all, fits):
+            for fit, call in fits:
+                if is_training_part(call.args[0], argument_text(call)):
+                    continue
                 later = [s for s in splits if trace.index(s.event) > trace.index(fit)]
-                split = next((s for s in later if _leaks(fit, s, trace)), None)
+                split = next((s for s in later if _leaks(fit, call, s, trace)), None)
                 if split is not None:
                     yield _report(fit, split, "splits them afterwards")
                     continue
-                split = next((s for s in splits if _leaks_into_parts(fit, s, trace)), None)
+                split = next((s for s in splits if _leaks_into_parts(fit, call, s, trace)), None)
                 if split is not None:
                     yield _report(fit, split, "splits them for an evaluation")
 
@@ -124,30 +126,25 @@ def _check_standardizations(trace: Trace, splits: list[Split]) -> Iterator[Probl
                 break
 
 
-def _check_refits(trace: Trace, splits: list[Split], fits: list[Event]) -> Iterator[Problem]:
+def _check_refits(
+    trace: Trace, splits: list[Split], fits: list[tuple[Event, Call]]
+) -> Iterator[Problem]:
     """Find what learned from a part for training, and learns from one for evaluation again."""
-    for fit in fits:
-        call = fit.call
-        if call is None or call.name not in FITS or not _is_learned_from(trace, call):
-            continue
-        if not is_held_out(argument_text(call).partition("[")[0]):
+    for fit, call in fits:
+        is_for_evaluation = is_held_out(argument_text(call).partition("[")[0])
+        if call.name not in FITS or not is_for_evaluation or not _is_learned_from(trace, call):
             continue
         learner, path = find_learner(call.receiver), getattr(call.receiver, "path", "")
         for split in splits:
-            others = [
-                other.call
-                for other in fits
-                if other.call is not None and _is_part_of(other.call.args[0], split)
-            ]
+            others = [other for _, other in fits if _is_part_of(other.args[0], split)]
             is_again = any(
                 is_training_name(argument_text(other))
                 and (find_learner(other.receiver) is learner or _has_path(other.receiver, path))
                 for other in others
             )
             if is_again and call in others:
-                yield at_node(
-                    fit.node,
-                    fit.file,
+                yield at_event(
+                    fit,
                     f"`{describe(call)}` learns from samples for evaluation, so their features "
                     "are not transformed as those for training.",
                 )
@@ -160,21 +157,12 @@ def _has_path(value: Value | None, path: str) -> bool:
 
 def _report(fit: Event, split: Split, what: str) -> Problem:
     line = split.event.line
-    message = f"`{describe(fit.value)}` learns from all samples, and line {line} {what}."
-    return at_node(fit.node, fit.file, message, {"split_line": line})
+    message = f"`{fit.text}` learns from all samples, and line {line} {what}."
+    return at_event(fit, message, split_line=line)
 
 
-def _is_of_all(fit: Event) -> bool:
-    """Return whether a call learns from data that is not only the part for training."""
-    call = fit.call
-    return call is not None and not is_training_part(call.args[0], argument_text(call))
-
-
-def _leaks(fit: Event, split: Split, trace: Trace) -> bool:
+def _leaks(fit: Event, call: Call, split: Split, trace: Trace) -> bool:
     """Return whether a split is of data that a preprocessing learned from."""
-    call = fit.call
-    if call is None:
-        return False
     if call.name == "fit":
         return _leaks_by_transform(fit, call, split, trace)
     text = argument_text(call)
@@ -220,10 +208,8 @@ def _leaks_by_transform(event: Event, fit: Call, split: Split, trace: Trace) -> 
             continue
         if call.name in ("fit", *FITS):
             return False
-        if call.name != "transform":
-            continue
         given = call.argument(0, "X")
-        if given is None:
+        if call.name != "transform" or given is None:
             continue
         if is_same(given, fitted) or argument_text(call) == text:
             if any(_holds(data, call, text, split, trace) for data in split.data):
@@ -233,10 +219,9 @@ def _leaks_by_transform(event: Event, fit: Call, split: Split, trace: Trace) -> 
     return False
 
 
-def _leaks_into_parts(fit: Event, split: Split, trace: Trace) -> bool:
+def _leaks_into_parts(fit: Event, call: Call, split: Split, trace: Trace) -> bool:
     """Return whether parts of a split are transformed by, or taken from, what all data fitted."""
-    call = fit.call
-    if call is None or not any(_has_same_samples(data, call.args[0]) for data in split.data):
+    if not any(_has_same_samples(data, call.args[0]) for data in split.data):
         return False
     learner = find_learner(call.receiver)
     for event in trace.events[trace.index(fit) + 1 :]:
@@ -257,23 +242,17 @@ def _leaks_into_parts(fit: Event, split: Split, trace: Trace) -> bool:
 def _is_learned_from(trace: Trace, samples: Call) -> bool:
     """Return whether a model or a dataset gets samples; others may only be shown."""
     return any(
-        event.call is not None
-        and (event.call.name in _LEARNS or isinstance(event.value, Instance))
-        and any(part is samples for given in event.call.inputs for part in walk(given))
-        for event in trace.events
+        call.name in _LEARNS
+        and any(part is samples for given in call.inputs for part in walk(given))
+        for _, call in trace.calls
     )
 
 
 def _has_same_samples(a: Value, b: Value) -> bool:
     """Return whether two values are the same data, or the same columns of a table."""
-    if (
-        isinstance(a, Item)
-        and isinstance(b, Item)
-        and a.node
-        and b.node
-        and is_same(a.base, b.base)
-    ):
-        return ast.unparse(a.node) == ast.unparse(b.node)
+    match a, b:
+        case Item(node=ast.AST() as x, base=p), Item(node=ast.AST() as y, base=q) if is_same(p, q):
+            return ast.unparse(x) == ast.unparse(y)
     return is_same(a, b)
 
 

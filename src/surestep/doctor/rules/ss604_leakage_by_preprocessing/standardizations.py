@@ -55,7 +55,7 @@ def find_standardizations(trace: Trace) -> Iterator[Standardization]:
     are left out.
     """
     seen: set[Operation] = set()
-    repeated = {event.call for event in trace.events if event.call is not None and event.loops}
+    repeated = {call for event, call in trace.calls if event.loops}
     for event in trace.events:
         if event.kind not in ("store", "call"):
             continue
