@@ -29,7 +29,6 @@ NO_CODE = (
     tokenize.ENDMARKER,
 )
 HAS_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef)
-OF_TRAINER = ("inspect", "review")  # functions of a rule that do not count
 AT_IMPORT = (
     *(ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef),
     *(ast.Assign, ast.AnnAssign, ast.If),
@@ -78,8 +77,6 @@ def code_lines(text: str) -> int:
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, HAS_DOCSTRING) and ast.get_docstring(node) is not None:
             lines -= line_numbers(node.body[0])
-        if isinstance(node, ast.FunctionDef) and node.name in OF_TRAINER:
-            lines -= line_numbers(node)
     return len(lines)
 
 
@@ -396,10 +393,9 @@ def test_todo_without_a_reason_is_reported():
 
 def test_lines_of_code_are_counted_without_docstrings_comments_and_blank_lines():
     text = '"""A page\n\nof two lines."""\n\n# why\nx = [\n    1,  # one\n\n]\n'
-    side = 'def {}():\n    """A claim."""\n    return """\n\n"""\n'
+    side = 'def check():\n    """A claim."""\n    return """\n\n"""\n'
     assert code_lines(text) == 3
-    assert code_lines(text + side.format("check")) == 3 + 4
-    assert code_lines(text + side.format("inspect")) == 3
+    assert code_lines(text + side) == 3 + 4
 
 
 def test_files_functions_and_rules_respect_the_size_limits_or_give_a_reason():

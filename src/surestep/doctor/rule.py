@@ -1,5 +1,8 @@
 """Rules: one module each, in the folder `rules`, or a folder with what only this rule uses.
 
+A rule has at most 150 lines of code. What two rules share is in `source`, which follows a script,
+or in `runtime`, which follows its run.
+
 The docstring of a module is the page of its rule, with a script that has the mistake, under
 `Wrong:`, and a correct one, under `Right:`. The name of the module is the code and the name:
 `ss101_missing_zero_grad.py` is SS101, missing-zero-grad. It has
