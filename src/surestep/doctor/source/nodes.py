@@ -1,4 +1,4 @@
-"""What a piece of source says."""
+"""What an expression or a statement of a script says."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import ast
 
 
 def find_names(node: ast.AST, kind: type[ast.expr_context] = ast.expr_context) -> set[str]:
-    """Return the names of the variables in a piece of source.
+    """Return the names of the variables in an expression or a statement.
 
     Args:
-        node: the source.
+        node: the expression or the statement.
         kind: `ast.Load` for those that it reads, `ast.Store` for those that it assigns.
     """
     return {
