@@ -34,6 +34,13 @@ def insert_after(file: SourceFile, node: ast.AST, text: str) -> Edit:
     return Edit(end, end, text)
 
 
+def append_method(file: SourceFile, node: ast.expr, text: str) -> tuple[Edit, ...]:
+    """Return the edits that call a method of an expression, in parentheses where it needs them."""
+    if isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)):
+        return (insert_after(file, node, text),)
+    return (insert_before(file, node, "("), insert_after(file, node, f"){text}"))
+
+
 def insert_argument(file: SourceFile, call: ast.Call, text: str) -> Edit | None:
     """Return the edit that gives a call one more argument, before all others."""
     arguments = _arguments(call)

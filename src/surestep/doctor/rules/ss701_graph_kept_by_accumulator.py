@@ -46,7 +46,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from surestep.doctor.edits import insert_after, insert_before
+from surestep.doctor.edits import append_method
 from surestep.doctor.finding import Edit
 from surestep.doctor.problem import NOWHERE, Location, Problem, at_event
 from surestep.doctor.runtime.graphs import Token, attach_token
@@ -110,10 +110,7 @@ def _detach(event: Event) -> tuple[Edit, ...]:
             node = right if ast.unparse(left) == ast.unparse(target) else left
         case _:
             return ()
-    if isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)):
-        return (insert_after(event.file, node, ".detach()"),)
-    before = insert_before(event.file, node, "(")
-    return (before, insert_after(event.file, node, ").detach()"))
+    return append_method(event.file, node, ".detach()")
 
 
 def _added(event: Event) -> Value | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from surestep.doctor.source.loaders import find_loader_call
 from surestep.doctor.source.training import options_of, tensor_of
 from surestep.doctor.source.values import (
     Attribute,
@@ -259,12 +260,8 @@ def _indexed(shape: Shape, index: Value) -> Shape | None:
 
 def _shape_of_batch(iterated: Value, position: int, search: _Search) -> Shape | None:
     """Return the shape of a part of a batch of a DataLoader over a TensorDataset."""
-    match options_of(iterated):
-        case (Call(path="torch.utils.data.DataLoader") as loader,):
-            pass
-        case _:
-            return None
-    if "collate_fn" in loader.keywords or loader.has_unknown_arguments:
+    loader = find_loader_call(iterated)
+    if loader is None or "collate_fn" in loader.keywords or loader.has_unknown_arguments:
         return None
     size = loader.argument(1, "batch_size")
     if isinstance(size, Constant) and size.value is None:

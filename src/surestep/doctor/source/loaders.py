@@ -55,6 +55,14 @@ class Loader:
         return only if isinstance(only, Instance) else None
 
 
+def find_loader_call(iterated: Value | None) -> Call | None:
+    """Return the call that made a DataLoader; None if a value may be something else too."""
+    match options_of(iterated):
+        case (Call(path="torch.utils.data.DataLoader") as call,):
+            return call
+    return None
+
+
 def find_loaders(trace: Trace) -> list[Loader]:
     """Return the DataLoaders that a trace makes; not those whose arguments cannot be seen."""
     return [

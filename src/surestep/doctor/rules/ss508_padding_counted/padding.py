@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from surestep.doctor.source.loaders import find_loader_call
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import options_of, tensor_of
 from surestep.doctor.source.values import (
@@ -79,13 +80,8 @@ def _is_counted(pad: Call) -> bool:
 
 def _find_in_batch(item: Item, returned: dict[int, list[Value]]) -> Value | None:
     """Return what a `collate_fn` returns at an index of a batch."""
-    if not isinstance(item.base, Element):
-        return None
-    loaders = options_of(item.base.of)
-    loader = loaders[0] if len(loaders) == 1 else None
-    if not isinstance(loader, Call) or loader.path != "torch.utils.data.DataLoader":
-        return None
-    collate = loader.argument(6, "collate_fn")
+    loader = find_loader_call(item.base.of) if isinstance(item.base, Element) else None
+    collate = None if loader is None else loader.argument(6, "collate_fn")
     batches = returned.get(id(collate.definition), []) if isinstance(collate, Function) else []
     batch = batches[0] if len(batches) == 1 else None
     return batch.find(item.index) if isinstance(batch, Collection) else None
