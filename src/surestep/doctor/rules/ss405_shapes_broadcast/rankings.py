@@ -60,9 +60,9 @@ def _has_dimension(call: Call) -> bool:
     first = 0 if call.is_method else 1
     position = first + (call.name in ("kthvalue", "quantile", "topk"))
     given = call.argument(position, "dim") if named is None else named
-    is_negative = (
-        isinstance(given, Operation) and given.operator == "-" and len(given.operands) == 1
-    )
-    if given is None:
-        return call.name in ("sort", "argsort", "topk", "kthvalue")
-    return is_negative or isinstance(given, Constant | Collection)
+    match given:
+        case None:
+            return call.name in ("sort", "argsort", "topk", "kthvalue")
+        case Operation(operator="-", operands=(_,)) | Constant() | Collection():
+            return True
+    return False

@@ -50,7 +50,7 @@ from surestep.doctor.source.losses import find_losses
 from surestep.doctor.source.outputs import Origin, Outputs
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import describe, tensor_of
-from surestep.doctor.source.values import Call, Constant, Value
+from surestep.doctor.source.values import Call, Constant
 from surestep.doctor.watcher import Call as Called
 from surestep.doctor.watcher import Run, Watcher
 
@@ -63,6 +63,8 @@ _OVER_BATCH = "{} normalizes over dimension 0, the samples of the batch"
 _SAMPLES = 8  # of a batch whose probabilities are summed
 _MOST_VALUES = 1_000_000
 _ROUNDING = 1e-2  # also of 16 bits
+_BATCH = "0, over the samples of the batch"
+_SOFTMAX = ("softmax", "log_softmax")
 _FUNCTIONS = ("torch.nn.functional.softmax", "torch.nn.functional.log_softmax")
 _MODULES = ("torch.nn.Softmax", "torch.nn.LogSoftmax")
 _LOSSES = ("nll_loss", "binary_cross_entropy", "mse_loss", "kl_div", "cross_entropy")
@@ -72,30 +74,24 @@ def check(program: Program) -> Iterator[Problem]:
     """Find softmax without a dimension, and predictions that are normalised over a wrong one."""
     outputs = Outputs(program)
     for trace in program.traces:
-        for event in trace.events:
-            if event.call is not None and _is_implicit(event.call):
+        for event, call in trace.calls:
+            if _is_implicit(call):
                 yield at_event(
                     event,
-                    f"`{describe(event.call)}` has no `dim`: the dimension depends on the number "
+                    f"`{event.text}` has no `dim`: the dimension depends on the number "
                     "of dimensions of its input.",
                 )
-            dim = _dim_of_argmax(event)
-            if dim is not None and event.call is not None:
-                origin = outputs.all_are(tensor_of(event.call), "softmax", "log_softmax")
-                if origin is not None and _is_over_batch(origin, is_batch=dim == 1):
-                    yield _report(event, origin, "0, over the samples of the batch")
+            dim = _dim_of_argmax(call)
+            origin = None if dim is None else outputs.all_are(tensor_of(call), *_SOFTMAX)
+            if origin is not None and _is_over_batch(origin, is_batch=dim == 1):
+                yield _report(event, origin, _BATCH)
         for loss in find_losses(trace, *_LOSSES):
-            origin = outputs.all_are(loss.input, "softmax", "log_softmax")
-            if origin is None:
-                continue
-            if _is_over_batch(origin, is_batch=False):
-                yield _report(loss.event, origin, "0, over the samples of the batch")
-            elif loss.name == "nll_loss" and _is_swapped(origin):
-                yield _report(loss.event, origin, "1, which is not that of the classes here")
-        for loss in find_losses(trace, "kl_div"):
-            origin = outputs.all_are(loss.target, "softmax", "log_softmax")
-            if origin is not None and _is_over_batch(origin, is_batch=False):
-                yield _report(loss.event, origin, "0, over the samples of the batch")
+            compared = (loss.input, loss.target) if loss.name == "kl_div" else (loss.input,)
+            for origin in (outputs.all_are(value, *_SOFTMAX) for value in compared):
+                if origin is not None and _is_over_batch(origin):
+                    yield _report(loss.event, origin, _BATCH)
+                elif origin is not None and loss.name == "nll_loss" and _is_swapped(origin):
+                    yield _report(loss.event, origin, "1, which is not that of the classes here")
 
 
 def _report(event: Event, origin: Origin, dim: str) -> Problem:
@@ -109,11 +105,8 @@ def _report(event: Event, origin: Origin, dim: str) -> Problem:
 def _is_implicit(call: Call) -> bool:
     if call.has_unknown_arguments or call.path not in (*_FUNCTIONS, *_MODULES):
         return False
-    return _is_none(call.argument(0 if call.path in _MODULES else 1, "dim"))
-
-
-def _is_none(value: Value | None) -> bool:
-    return value is None or (isinstance(value, Constant) and value.value is None)
+    dim = call.argument(0 if call.path in _MODULES else 1, "dim")
+    return dim is None or (isinstance(dim, Constant) and dim.value is None)
 
 
 def _dim_of(origin: Origin) -> object:
@@ -125,7 +118,7 @@ def _dim_of(origin: Origin) -> object:
     return dim.value if isinstance(dim, Constant) else None
 
 
-def _is_over_batch(origin: Origin, *, is_batch: bool) -> bool:
+def _is_over_batch(origin: Origin, *, is_batch: bool = False) -> bool:
     """Return whether a softmax is over dimension 0 of a tensor that has a batch.
 
     Args:
@@ -148,12 +141,10 @@ def _is_swapped(origin: Origin) -> bool:
     )
 
 
-def _dim_of_argmax(event: Event) -> int | None:
+def _dim_of_argmax(call: Call) -> int | None:
     """Return the dimension of an argmax or a maximum over the classes."""
-    call = event.call
-    if call is None or call.name not in ("argmax", "max"):
-        return None
-    if not call.is_method and not call.path.startswith("torch."):
+    is_torch = call.is_method or call.path.startswith("torch.")
+    if call.name not in ("argmax", "max") or not is_torch:
         return None
     dim = call.argument(0 if call.is_method else 1, "dim")
     return dim.value if isinstance(dim, Constant) and dim.value in (1, -1) else None
@@ -162,7 +153,7 @@ def _dim_of_argmax(event: Event) -> int | None:
 class Watch(Watcher):
     """Check over which dimension predictions sum to 1."""
 
-    FUNCTIONS = ("softmax", "log_softmax", "argmax", *_LOSSES)
+    FUNCTIONS = (*_SOFTMAX, "argmax", *_LOSSES)
     SAMPLED = ("on_call",)
 
     def __init__(self) -> None:
@@ -171,7 +162,7 @@ class Watch(Watcher):
         self._over_batch: Callable[[], object] = lambda: None
 
     def on_call(self, run: Run, call: Called) -> None:
-        if call.name in ("softmax", "log_softmax"):
+        if call.name in _SOFTMAX:
             if call["dim"] is None:
                 self._tally.add(run, f"{call.name} had no `dim`: its input decides")
             elif call["dim"] in (0, -call.result.dim()):
