@@ -1,6 +1,7 @@
 """MLflow, with a real server on loopback that keeps everything in SQLite."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 import surestep
+from surestep import tracking
+from surestep.base.errors import Preempted
 from surestep.cli.main import main
 from surestep.tracking import follower
 from surestep.tracking.follower import Delivery
@@ -18,6 +21,7 @@ from surestep.tracking.registry import tracker_class
 from surestep.tracking.study import finish_study
 from surestep.tracking.tracker import StudyResult
 from surestep.trainer.planning import TaskOrigin
+from tests.mirror.runs import StopAt
 from tests.needs import needs
 from tests.tracking.mlflow_server import Server
 from tests.tracking.test_delivery import DATA, expected_points, options, train
@@ -250,6 +254,60 @@ def test_parent_runs_that_were_created_at_once_are_merged(tmp_path, client):
     finish_parent(client, experiment, StudyResult("study", tmp_path, {}, {}))
     assert client.get_run(trial).data.tags["mlflow.parentRunId"] == first
     assert client.get_run(second).info.lifecycle_stage == "deleted"
+
+
+def test_replay_of_a_study_sends_its_trials_and_its_result(tmp_path, client, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "surestep")
+    space = {"optim.lr": "log(1e-3, 1e-2)"}
+    fixed = {"max_steps": 3, "seed": 0, "logging.progress": "quiet"}
+    study = tmp_path / "study"
+    found = surestep.search("spiral", space, trials=2, options=fixed, study=study)
+    for _ in range(2):
+        assert main(["track", "replay", str(study), "--to", "mlflow"]) == 0
+    folders = [path.parent for path in sorted(study.glob("*/*/config.json"))]
+    assert len(folders) == 2
+    runs = [only_run(client, folder) for folder in folders]
+    for folder, run in zip(folders, runs, strict=True):
+        assert losses(client, run.info.run_id) == by_name(expected_points(surestep.Run(folder)))
+        assert run.info.status == "FINISHED"
+    (parent,) = {run.data.tags["mlflow.parentRunId"] for run in runs}
+    result = client.get_run(parent)
+    assert result.info.status == "FINISHED"
+    assert best_tags(result) == {
+        f"best.{name}": str(value) for name, value in found.best.params.items()
+    }
+    assert result.data.metrics == {**found.best.values, **found.winner.test}
+    stored = {file.path for file in client.list_artifacts(parent)}
+    assert stored == {"best.json", "best.toml", "report.html", "result.json"}
+
+
+def best_tags(run):
+    return {name: value for name, value in run.data.tags.items() if name.startswith("best.")}
+
+
+def test_study_has_no_tags_of_the_best_trial_before(tmp_path, client):
+    before = StudyResult("other", tmp_path, {"optim.name": "sgd", "optim.momentum": 0.9}, {})
+    now = StudyResult("other", tmp_path, {"optim.name": "adamw"}, {"val/loss": 0.5})
+    assert finish_study(["mlflow"], before) == finish_study(["mlflow"], now) == []
+    experiment = client.get_experiment_by_name("surestep").experiment_id
+    parent = find_parent(client, experiment, "other")
+    assert best_tags(client.get_run(parent)) == {"best.optim.name": "adamw"}
+
+
+@pytest.mark.parametrize(("stop_at", "status"), [(None, "FINISHED"), (6, "KILLED")])
+def test_event_after_the_end_leaves_the_status_of_the_mlflow_run(tmp_path, client, stop_at, status):
+    stop = [StopAt(stop_at)] if stop_at else []
+    with pytest.raises(Preempted) if stop_at else nullcontext():
+        train(tmp_path, callbacks=stop, **{"logging.trackers": "mlflow"})
+    assert only_run(client, tmp_path).info.status == status
+    late = {"event": "evaluation", "time": 1.0, "step": 6, "metrics": {"test/loss": 0.5}}
+    with (tmp_path / "events.jsonl").open("a") as file:
+        file.write(json.dumps(late) + "\n")
+    assert tracking.replay_run(tmp_path, tracker_class("mlflow")()) > 0
+    found = only_run(client, tmp_path)
+    assert found.data.metrics["test/loss"] == 0.5
+    assert found.info.status == status
 
 
 def test_resumed_run_continues_the_same_mlflow_run(tmp_path, client):

@@ -50,10 +50,10 @@ class MLflowTracker(Tracker):
             self._client.set_tag(self._run_id, STUDY, run.study)
             parent = find_parent(self._client, self._experiment, run.study)
             self._client.set_tag(self._run_id, PARENT, parent)
-        if run.state:
-            self._client.update_run(self._run_id, status="RUNNING")
-        else:
+        if not run.state:
             self._describe(run)
+        elif Run(run.path).status["status"] == "running":
+            self._client.update_run(self._run_id, status="RUNNING")
         return {"run_id": self._run_id}
 
     def _create_run(self) -> str:

@@ -29,8 +29,12 @@ def finish_parent(client: Any, experiment_id: str, study: StudyResult) -> None:
     """
     parent = find_parent(client, experiment_id, study.name)
     _merge(client, experiment_id, study.name, parent)
-    for name, value in study.params.items():
-        client.set_tag(parent, f"best.{name}", str(value))
+    tags = {f"best.{name}": str(value) for name, value in study.params.items()}
+    for name in client.get_run(parent).data.tags:
+        if name.startswith("best.") and name not in tags:  # only the best trial before had it
+            client.delete_tag(parent, name)
+    for name, value in tags.items():
+        client.set_tag(parent, name, value)
     for name, number in study.metrics.items():
         client.log_metric(parent, name, number)
     best = {"params": dict(study.params), "metrics": dict(study.metrics)}
