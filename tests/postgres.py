@@ -53,14 +53,22 @@ class PostgreSQL:
             *("--no-sync", "--no-instructions", "--encoding=UTF8", "--locale=C"),
             f"--pgdata={self._folder / 'data'}",
         )
+        self.restart()
+
+    def restart(self) -> None:
+        """Start the server on its files; return when it answers."""
         options = f"-p {self.port} -k {self._folder} -c listen_addresses=127.0.0.1 -c fsync=off"
         log = f"--log={self._folder / 'log'}"
         self._run("pg_ctl", "start", "--wait", log, f"--options={options}", self._data)
 
+    def kill(self) -> None:
+        """Stop the server at once, whoever is connected; its files stay."""
+        self._run("pg_ctl", "stop", "--mode=immediate", self._data)
+
     def stop(self) -> None:
-        """Stop the server, whoever is connected, and delete its files."""
+        """Stop the server, and delete its files."""
         try:
-            self._run("pg_ctl", "stop", "--mode=immediate", self._data)
+            self.kill()
         finally:
             shutil.rmtree(self._folder)
 

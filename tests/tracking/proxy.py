@@ -22,6 +22,7 @@ class Proxy:
             the connection closes without an answer.
         delay_s: before each answer.
         is_hanging: requests are read, and get no answer until this is False.
+        is_unavailable: each answer is a 503, and no request is passed on.
         requests: the kind of each request, such as "POST /api/2.0/mlflow/runs/create".
     """
 
@@ -30,6 +31,7 @@ class Proxy:
         self.lost: list[str] = []
         self.delay_s = 0.0
         self.is_hanging = False
+        self.is_unavailable = False
         self.requests: list[str] = []
 
 
@@ -49,6 +51,11 @@ def proxy_of(url: str) -> Iterator[Proxy]:
             while proxy.is_hanging and not ended.is_set():
                 time.sleep(0.05)
             time.sleep(proxy.delay_s)
+            if proxy.is_unavailable:
+                self.send_response(503)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
             server = http.client.HTTPConnection(str(urlsplit(url).netloc), timeout=60)
             try:
                 server.request(self.command, self.path, body, dict(self.headers))
@@ -67,12 +74,13 @@ def proxy_of(url: str) -> Iterator[Proxy]:
             for name, value in answer.getheaders():
                 if name.lower() not in _OF_A_CONNECTION:
                     self.send_header(name, value)
-            self.send_header("Content-Length", str(len(data)))
+            length = answer.getheader("Content-Length") if self.command == "HEAD" else None
+            self.send_header("Content-Length", length or str(len(data)))
             self.end_headers()
             with suppress(OSError):  # the client has given up
                 self.wfile.write(data)
 
-        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _pass_on
+        do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = _pass_on
 
         def log_message(self, format: str, *args: object) -> None:
             pass

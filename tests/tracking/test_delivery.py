@@ -78,13 +78,13 @@ def train(folder, *trackers, model=None, from_=None, origin=None, callbacks=(), 
 
 
 def expected_points(run):
-    """Return step and values of every log point and evaluation in the events."""
+    """Return step and loss of every log point and every evaluation on the validation data."""
     found = []
     for event in run.events():
         if event["event"] == "steps":
             last = event["first"] + len(event["loss"]) - 1
             found.append((last, "train/loss", sum(event["loss"]) / len(event["loss"])))
-        if event["event"] == "evaluation":
+        if event["event"] == "evaluation" and "val/loss" in event["metrics"]:
             found.append((event["step"], "val/loss", event["metrics"]["val/loss"]))
     return found
 

@@ -12,8 +12,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from surestep.base.errors import RunError
@@ -43,15 +45,32 @@ STEP_S = 0.01  # so a trial takes three seconds
 
 
 class Search:
-    """The command of a search that is started again after each kill."""
+    """The command of a search that is started again after each kill.
 
-    def __init__(self, folder: Path, trials: int, step_s: float = 0.0) -> None:
-        self._environment = {**os.environ, PAUSE: str(step_s)}
+    Args:
+        folder: for the study and what the command prints.
+        trials: how many the search has.
+        step_s: how long a step takes at least.
+        more: words of the command.
+        environment: more variables.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        trials: int,
+        step_s: float = 0.0,
+        *,
+        more: Sequence[str] = (),
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self._environment = {**os.environ, PAUSE: str(step_s), **environment}
         self.study = folder / "study"
         (folder / "space.toml").write_text(SPACE)
         self._words = [
             *(sys.executable, "-m", "surestep", "search", RECIPE, "--trials", str(trials)),
             *("--space", str(folder / "space.toml"), "--study", str(self.study), *FIXED),
+            *more,
         ]
         self._log = (folder / "log").open("ab")
         self.process: subprocess.Popen[bytes] | None = None

@@ -1,6 +1,7 @@
-"""The recipe of searches that are killed: its steps can take time without using the processor."""
+"""The recipe of searches that are attacked: steps can take time without the processor, or hang."""
 
 import os
+import signal
 import time
 from typing import Any
 
@@ -9,6 +10,7 @@ from tests.tuning.recipe import config, task
 
 __all__ = ["callbacks", "config", "task"]
 PAUSE = "PAUSE_OF_A_STEP_S"  # in the environment
+HANGS = "HIDDEN_OF_TRIALS_THAT_HANG"
 
 
 class Pause(surestep.Callback):
@@ -18,4 +20,16 @@ class Pause(surestep.Callback):
         time.sleep(float(os.environ.get(PAUSE, 0)))
 
 
-callbacks = [Pause()]
+class Hang(surestep.Callback):
+    """Hangs after the fifth step of a model with a certain width, whatever signal arrives."""
+
+    def on_step(self, state: surestep.State, result: Any) -> None:
+        width = next(state.model.parameters()).shape[0]
+        if result.step == 5 and str(width) == os.environ.get(HANGS):
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_IGN)
+            while True:
+                time.sleep(60)
+
+
+callbacks = [Pause(), Hang()]

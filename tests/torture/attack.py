@@ -1,0 +1,88 @@
+"""An attack on the services of runs and searches: its servers, and what it did."""
+
+import random
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.mirror.servers import S3Server
+    from tests.postgres import PostgreSQL
+    from tests.tracking.mlflow_server import Server
+
+
+@dataclass
+class Effect:
+    """What an attack did.
+
+    Attributes:
+        lost: points, checkpoints or trials that are missing.
+        doubled: those that are there more than once.
+        wrong: a sentence for anything else.
+        times: how often it was made.
+    """
+
+    lost: int = 0
+    doubled: int = 0
+    wrong: list[str] = field(default_factory=list)
+    times: int = 1
+
+    @property
+    def passes(self) -> bool:
+        """Whether nothing is lost, doubled or wrong."""
+        return not (self.lost or self.doubled or self.wrong)
+
+    def __add__(self, other: "Effect") -> "Effect":
+        return Effect(
+            self.lost + other.lost,
+            self.doubled + other.doubled,
+            self.wrong + other.wrong,
+            self.times + other.times,
+        )
+
+
+class Hosts:
+    """The servers, each of which starts when it is first used.
+
+    Args:
+        stack: stops them.
+    """
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+
+    @cached_property
+    def mlflow(self) -> "Server":
+        """An MLflow server."""
+        from tests.tracking.mlflow_server import Server
+
+        server = Server(Path(self._stack.enter_context(tempfile.TemporaryDirectory())))
+        server.start()
+        self._stack.callback(server.kill)
+        return server
+
+    @cached_property
+    def s3(self) -> "S3Server":
+        """An S3 server."""
+        from tests.mirror.servers import S3Server
+
+        return self._stack.enter_context(S3Server())
+
+    @cached_property
+    def postgres(self) -> "PostgreSQL":
+        """A PostgreSQL server."""
+        from tests.postgres import PostgreSQL, find_programs
+
+        if (programs := find_programs()) is None:
+            raise FileNotFoundError("PostgreSQL is not installed")
+        server = PostgreSQL(programs)
+        self._stack.callback(server.stop)
+        server.start()
+        return server
+
+
+Attack = Callable[[Hosts, Path, random.Random], Effect]

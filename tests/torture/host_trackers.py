@@ -1,0 +1,135 @@
+"""Attacks on an MLflow server while a run sends its records to it."""
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import surestep
+from surestep.tracking import follower
+from tests.torture.attack import Attack, Effect, Hosts
+from tests.tracking.proxy import Proxy, proxy_of
+from tests.tracking.test_delivery import expected_points
+from tests.tracking.test_mlflow import losses, only_run
+
+STEPS = 90
+OUTAGE_S = 60.0  # longer than LONGEST_PAUSE_S, the longest pause between two attempts
+QUICK = {"INTERVAL_S": 0.05, "LONGEST_PAUSE_S": 0.5}
+Step = Callable[[int], None]  # called after each step
+
+
+def compare_points(url: str, run: Path) -> Effect:
+    """Compare the points that an MLflow server has of a run with its events."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(url)
+    found = only_run(client, run)
+    arrived = Counter(losses(client, found.info.run_id))
+    expected = Counter(expected_points(surestep.Run(run)))
+    status = found.info.status
+    return Effect(
+        lost=(expected - arrived).total(),
+        doubled=(arrived - expected).total(),
+        wrong=[] if status == "FINISHED" else [f"the MLflow run is {status}"],
+    )
+
+
+def track(hosts: Hosts, folder: Path, on_step: Step, url: str, **pauses: float) -> Effect:
+    """Train with a tracker, and attack after each step."""
+    x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
+    task = surestep.Task(nn.Linear(3, 1), "mse", (x, x[:, :1]), val=(x, x[:, :1]))
+    logging: dict[str, Any] = {"every": "2 steps", "trackers": "mlflow", "progress": "quiet"}
+    logging["mlflow_model"] = "off"
+    config = surestep.Config(max_steps=STEPS, batch_size=32, logging=logging)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", url)
+        patch.setenv("MLFLOW_EXPERIMENT_NAME", "surestep")
+        patch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "2")
+        for name, seconds in pauses.items():
+            patch.setattr(follower, name, seconds)
+        with surestep.prepare(task, config, run=folder / "run") as session:
+            for result in session.steps():
+                on_step(result.step)
+    return compare_points(hosts.mlflow.url, folder / "run")
+
+
+def through_proxy(act: Callable[[Proxy, int, random.Random], None]) -> Attack:
+    """Return an attack by a proxy before the server."""
+
+    def made(hosts: Hosts, folder: Path, choose: random.Random) -> Effect:
+        with proxy_of(hosts.mlflow.url) as proxy:
+
+            def on_step(step: int) -> None:
+                time.sleep(0.03)
+                act(proxy, step, choose)
+
+            return track(hosts, folder, on_step, proxy.url, **QUICK)
+
+    return made
+
+
+def kill_server(hosts: Hosts, folder: Path, choose: random.Random) -> Effect:
+    """Kill the server in the first third of a run, and start it in the last."""
+    kill_at, start_at = choose.randint(2, STEPS // 3), choose.randint(2 * STEPS // 3, STEPS)
+
+    def on_step(step: int) -> None:
+        time.sleep(0.03)
+        if step == kill_at:
+            hosts.mlflow.kill()
+        if step == start_at:
+            hosts.mlflow.start()
+
+    return track(hosts, folder, on_step, hosts.mlflow.url, **QUICK)
+
+
+def kill_for_a_minute(hosts: Hosts, folder: Path, choose: random.Random) -> Effect:
+    """Kill the server for a minute of a run, with the pauses that a run has."""
+    kill_at = choose.randint(10, 20)
+    step_s = OUTAGE_S / (STEPS - 2 * kill_at)
+
+    def on_step(step: int) -> None:
+        time.sleep(step_s)
+        if step == kill_at:
+            hosts.mlflow.kill()
+        if step == STEPS - kill_at:
+            hosts.mlflow.start()
+
+    return track(hosts, folder, on_step, hosts.mlflow.url)
+
+
+def lose_answers(proxy: Proxy, step: int, choose: random.Random) -> None:
+    """Lose the answer of a kind of request that the run makes."""
+    kinds = sorted({kind for kind in proxy.requests if not kind.startswith("GET")})
+    if kinds and step % 5 == 0:
+        proxy.lost.append(choose.choice(kinds))
+
+
+def slow_down(proxy: Proxy, step: int, choose: random.Random) -> None:
+    """Delay each answer by up to half a second."""
+    proxy.delay_s = choose.uniform(0.1, 0.5)
+
+
+def hang(proxy: Proxy, step: int, choose: random.Random) -> None:
+    """Answer nothing during half of the run."""
+    proxy.is_hanging = STEPS // 4 < step < 3 * STEPS // 4
+
+
+def be_unavailable(proxy: Proxy, step: int, choose: random.Random) -> None:
+    """Answer 503 during half of the run."""
+    proxy.is_unavailable = STEPS // 4 < step < 3 * STEPS // 4
+
+
+ATTACKS: dict[str, Attack] = {
+    "MLflow server killed and started": kill_server,
+    "MLflow server killed for 60 s": kill_for_a_minute,
+    "MLflow server slow": through_proxy(slow_down),
+    "MLflow answers lost": through_proxy(lose_answers),
+    "MLflow server hangs": through_proxy(hang),
+    "MLflow answers 503": through_proxy(be_unavailable),
+}

@@ -1,0 +1,65 @@
+"""The table and the flags of `python -m tests.torture.hosts`."""
+
+import pytest
+
+from tests.torture.attack import Effect
+from tests.torture.hosts import main
+
+SEEDS = []
+
+
+def harmless(hosts, folder, choose):
+    assert folder.is_dir()
+    SEEDS.append(choose.random())
+    return Effect()
+
+
+def lossy(hosts, folder, choose):
+    return Effect(lost=2, doubled=1, wrong=["the weights differ"])
+
+
+def raising(hosts, folder, choose):
+    raise ValueError("no server")
+
+
+def skipped(hosts, folder, choose):
+    pytest.skip("needs a program")
+
+
+ATTACKS = {"MLflow killed": harmless, "S3 hangs": lossy, "S3 slow": raising, "SSH killed": skipped}
+
+
+def test_table_has_all_attacks_and_the_exit_code_is_1_if_one_failed(capsys):
+    assert main([], ATTACKS) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "| MLflow killed | 1 | 0 | 0 | 0 | pass |" in lines
+    assert "| S3 hangs | 1 | 2 | 1 | 1 | **fail** |" in lines
+    assert "S3 hangs: the weights differ" in lines
+    assert "| S3 slow | 1 | 0 | 0 | 1 | **fail** |" in lines
+    assert any("ValueError in test_hosts.py" in line and "no server" in line for line in lines)
+    assert "| SSH killed | 1 | 0 | 0 | 1 | **fail** |" in lines
+
+
+def test_words_choose_attacks_and_rounds_have_other_moments(capsys):
+    SEEDS.clear()
+    assert main(["--rounds", "3", "MLflow"], ATTACKS) == 0
+    assert len(set(SEEDS)) == 3
+    assert main(["--rounds", "1", "--seed", "2", "killed", "MLflow"], ATTACKS) == 0
+    assert SEEDS[3] == SEEDS[2]
+    assert "| MLflow killed | 3 | 0 | 0 | 0 | pass |" in capsys.readouterr().out
+    assert main(["--rounds", "2", "hangs"], ATTACKS) == 1
+    assert "| S3 hangs | 2 | 4 | 2 | 2 | **fail** |" in capsys.readouterr().out
+
+
+def test_rounds_begin_until_the_minutes_are_over():
+    SEEDS.clear()
+    assert main(["--minutes", "0", "MLflow"], ATTACKS) == 0
+    assert len(SEEDS) == 1
+    assert main(["--minutes", "0.001", "MLflow"], ATTACKS) == 0
+    assert len(SEEDS) > 2
+
+
+def test_unknown_attack_is_an_error_with_the_names(capsys):
+    with pytest.raises(SystemExit):
+        main(["mail"], ATTACKS)
+    assert "Known: MLflow killed, S3 hangs" in capsys.readouterr().err
