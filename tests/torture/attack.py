@@ -55,6 +55,11 @@ class Hosts:
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
 
+    def renew(self) -> None:
+        """Start new servers when they are next used: one of these may be dead."""
+        for name in ("mlflow", "s3", "postgres"):
+            vars(self).pop(name, None)
+
     @cached_property
     def mlflow(self) -> "Server":
         """An MLflow server."""

@@ -38,6 +38,7 @@ def attack(made: Attack, hosts: Hosts, folder: Path, seed: int) -> Effect:
     except BaseException as error:  # pytest.skip() is none of Exception
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise
+        hosts.renew()
         where = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{Path(where.filename).name}:{where.lineno}"
         return Effect(wrong=[f"{type(error).__name__} in {place}: {error}"])

@@ -22,6 +22,12 @@ def raising(hosts, folder, choose):
     raise ValueError("no server")
 
 
+def killing(hosts, folder, choose):
+    assert "mlflow" not in vars(hosts)
+    vars(hosts)["mlflow"] = "a dead server"
+    raise ValueError("no answer")
+
+
 def skipped(hosts, folder, choose):
     pytest.skip("needs a program")
 
@@ -49,6 +55,11 @@ def test_words_choose_attacks_and_rounds_have_other_moments(capsys):
     assert "| MLflow killed | 3 | 0 | 0 | 0 | pass |" in capsys.readouterr().out
     assert main(["--rounds", "2", "hangs"], ATTACKS) == 1
     assert "| S3 hangs | 2 | 4 | 2 | 2 | **fail** |" in capsys.readouterr().out
+
+
+def test_attack_after_one_that_raised_has_new_servers(capsys):
+    assert main(["--rounds", "2"], {"MLflow killed": killing}) == 1
+    assert capsys.readouterr().out.count("ValueError in test_hosts.py") == 2
 
 
 def test_rounds_begin_until_the_minutes_are_over():
