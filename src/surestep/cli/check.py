@@ -97,10 +97,9 @@ def _run(
         reports = check_files(files, ResultCache(cache_folder))  # one reads each file once
     for text in failures:
         print_escaped(text, sys.stderr)
-    for report in reports:
-        for text in (*report.notes, report.problem):
-            if text:
-                print_escaped(text, sys.stderr)
+    texts = (text for report in reports for text in (*report.notes, report.problem))
+    for text in dict.fromkeys(filter(None, texts)):  # a broken rule is noted for each file
+        print_escaped(text, sys.stderr)
     if diff:
         print_escaped(f"--fix would fix {format_count(fixed, 'finding')}.", sys.stderr)
         return int(bool(fixed or failures or any(report.problem for report in reports)))

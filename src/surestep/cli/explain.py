@@ -1,16 +1,17 @@
 """`surestep explain`."""
 
+import sys
 import textwrap
 from json import dumps
 from typing import Annotated, Any
 
 import tyro
 
-from surestep.base.errors import ConfigError
+from surestep.base.errors import ConfigError, SurestepError
 from surestep.base.text import print_escaped, print_json
 from surestep.cli.parse import command
 from surestep.doctor.rule import Rule, load_rules
-from surestep.doctor.selection import find_unknown, is_selected
+from surestep.doctor.selection import describe_broken, find_unknown, is_selected
 
 
 @command("explain")
@@ -45,7 +46,13 @@ def _find(name: str) -> list[Rule]:
     """Return the rule of a code or a name, or the rules whose codes start in this way."""
     if (unknown := find_unknown(name)) is not None:
         raise ConfigError(unknown)
-    return [rule for rule in load_rules() if is_selected(rule.code, rule.name, [name])]
+    broken = describe_broken([name])
+    rules = [rule for rule in load_rules() if is_selected(rule.code, rule.name, [name])]
+    if not rules:
+        raise SurestepError("\n".join(broken))
+    for text in broken:
+        print_escaped(text, sys.stderr)
+    return rules
 
 
 def _page(rule: Rule) -> str:

@@ -21,7 +21,7 @@ from surestep.cli.selectors import Selectors, require_commas, split_commas
 from surestep.cli.watched import WatchedScript
 from surestep.doctor.finding import fails, to_json
 from surestep.doctor.rule import Rule, load_rules
-from surestep.doctor.selection import find_unknown, is_selected
+from surestep.doctor.selection import describe_broken, find_unknown, is_selected
 from surestep.record.io import dumps
 
 if TYPE_CHECKING:
@@ -74,8 +74,10 @@ def run(words: list[str]) -> int:
     file = None if options.json is None else options.json.absolute()
     if file is not None and not file.parent.is_dir():
         raise ConfigError(f"There is no folder {str(file.parent)!r} for --json {options.json}.")
-    rules = _choose_rules(options.select, options.ignore)
+    rules, broken = _choose_rules(options.select, options.ignore)
     require_torch()
+    for text in broken:
+        print_escaped(f"surestep watch: {text}", file=sys.stderr)
     lost: list[OSError] = []
 
     def write(report: Report) -> None:
@@ -91,8 +93,8 @@ def run(words: list[str]) -> int:
     if code or report is None or options.fail_on == "never":
         return code
     is_bad = fails((found.severity for found in report.findings), options.fail_on)
-    is_known = not lost and not report.failures and _describe_watching(report) == _COMPLETE
-    return int(is_bad or not is_known)
+    has_failed = bool(lost or broken or report.failures)
+    return int(is_bad or has_failed or _describe_watching(report) != _COMPLETE)
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -125,23 +127,26 @@ def _require_script(name: str) -> None:
         )
 
 
-def _choose_rules(select: Sequence[str], ignore: Sequence[str]) -> list[Rule]:
+def _choose_rules(select: Sequence[str], ignore: Sequence[str]) -> tuple[list[Rule], list[str]]:
+    """Return the selected rules, and a sentence for each that cannot be loaded."""
     rules = [rule for rule in load_rules() if rule.watcher is not None]
     selected, ignored = split_commas(select) or ["SS"], split_commas(ignore)
     for selector in (*selected, *ignored):
-        if not any(is_selected(rule.code, rule.name, [selector]) for rule in rules):
+        is_known = any(is_selected(rule.code, rule.name, [selector]) for rule in rules)
+        if not is_known and not describe_broken([selector]):
             unknown = find_unknown(selector)
             raise ConfigError(
                 unknown
                 or f"{selector}: watch cannot see this; `surestep explain {selector}` says "
                 "which command can."
             )
-    return [
+    chosen = [
         rule
         for rule in rules
         if is_selected(rule.code, rule.name, selected)
         and not is_selected(rule.code, rule.name, ignored)
     ]
+    return chosen, describe_broken(selected, ignored)
 
 
 def _show(report: Report) -> None:

@@ -16,7 +16,7 @@ from surestep.doctor.cache import ResultCache
 from surestep.doctor.check import check_file, note_bug
 from surestep.doctor.finding import Finding
 from surestep.doctor.report import FileReport
-from surestep.doctor.rule import load_rules
+from surestep.doctor.rule import list_broken, load_rules
 from surestep.doctor.source.files import Project, UnreadableError
 
 # To start a process takes as long as to check about this many files.
@@ -146,6 +146,8 @@ def _check(path: Path, codes: tuple[str, ...], project: Project) -> FileReport:
         report.problem = str(error)
         return report
     rules = [rule for rule in load_rules() if rule.code in codes]
+    broken = [text for code, text in list_broken().items() if code in codes]
+    report.notes, report.has_bug = broken, bool(broken)
     try:
         report.findings = check_file(file, rules, project, report)
     except Exception as error:

@@ -20,11 +20,13 @@ More scripts with and without the mistake are in `tests/doctor/rules/ss101/`.
 
 from __future__ import annotations
 
+import ast
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from pkgutil import iter_modules
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -116,10 +118,28 @@ def list_codes() -> dict[str, str]:
     return {code.upper(): words.replace("_", "-") for code, _, words in parts}
 
 
-@cache
 def load_rules() -> tuple[Rule, ...]:
-    """Return all rules, by their codes."""
-    return tuple(map(load_rule, list_codes()))
+    """Return all rules that can be loaded, by their codes."""
+    return _load_all()[0]
+
+
+def list_broken() -> dict[str, str]:
+    """Return a sentence for each rule that cannot be loaded, by its code."""
+    return _load_all()[1]
+
+
+@cache
+def _load_all() -> tuple[tuple[Rule, ...], dict[str, str]]:
+    loaded, broken = [], {}
+    for code, name in list_codes().items():
+        try:
+            loaded.append(load_rule(code))
+        except Exception as error:  # of the module: the other rules are used
+            broken[code] = (
+                f"{code} {name} is not used, since it cannot be loaded: {type(error).__name__}: "
+                f"{error}. This is a bug of surestep: please report it."
+            )
+    return tuple(loaded), broken
 
 
 @cache
@@ -127,9 +147,18 @@ def load_rule(code: str) -> Rule:
     """Return the rule of a code; no other one is loaded."""
     name = list_codes()[code]
     module = import_module(f"{rules.__name__}.{code}_{name}".replace("-", "_").lower())
-    page, _, examples = (module.__doc__ or "").strip().partition("\n\nWrong:\n\n")
+    page, _, examples = _read_docstring(module).strip().partition("\n\nWrong:\n\n")
     wrong, right = (textwrap.dedent(text) for text in examples.split("\n\nRight:\n\n"))
     summary = page.partition("\n")[0]
     watcher = getattr(module, "Watch", None)
     severity, fix = module.SEVERITY, module.FIX
     return Rule(code, name, severity, summary, page, wrong, right, fix, module, watcher)
+
+
+def _read_docstring(module: ModuleType) -> str:
+    """Return the docstring of a module, which `python -OO` does not keep."""
+    if module.__doc__ is not None:
+        return module.__doc__
+    assert module.__file__ is not None
+    tree = ast.parse(Path(module.__file__).read_bytes())
+    return ast.get_docstring(tree, clean=False) or ""

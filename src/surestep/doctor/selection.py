@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from operator import eq
 
 from surestep.base.errors import ConfigError
-from surestep.doctor.rule import list_codes, load_rules
+from surestep.doctor.rule import list_broken, list_codes, load_rules
 
 _CODE = re.compile(r"SS\d{0,3}", re.IGNORECASE)
 
@@ -36,6 +36,16 @@ def find_unknown(selector: str) -> str | None:
         else "`surestep explain` lists them."
     )
     return f"There is no rule {selector!r}. {hint}"
+
+
+def describe_broken(select: Collection[str], ignore: Collection[str] = ()) -> list[str]:
+    """Return a sentence for each selected rule that cannot be loaded."""
+    names = list_codes()
+    return [
+        text
+        for code, text in list_broken().items()
+        if is_selected(code, names[code], select) and not is_selected(code, names[code], ignore)
+    ]
 
 
 def list_unchecked(select: Collection[str]) -> list[str]:
