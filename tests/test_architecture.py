@@ -11,10 +11,11 @@ import tomllib
 from functools import cache
 from pathlib import Path
 from textwrap import indent
+from types import SimpleNamespace
 
 import pytest
 
-from tests.conftest import ALONE
+from tests.conftest import ALONE, pytest_collection_modifyitems
 from tests.tiers import SLOW
 
 HERE = Path(__file__).parent
@@ -122,6 +123,12 @@ def test_slow_tests_exist():
         assert path.exists(), entry
         definition = f"def {test.partition('[')[0]}"
         assert not test or definition in path.read_text(encoding="utf-8"), entry
+
+
+def test_slow_mark_that_the_text_of_a_file_does_not_have_is_an_error():
+    item = SimpleNamespace(nodeid="tests/tiny.py::test_a", get_closest_marker=lambda name: name)
+    with pytest.raises(pytest.UsageError, match=r"leaves out the slow tests of tests/tiny\.py"):
+        pytest_collection_modifyitems([item])
 
 
 def test_source_files_are_found():
