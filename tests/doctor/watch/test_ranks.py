@@ -116,6 +116,6 @@ def test_findings_are_printed_before_sigterm_ends_the_script(tmp_path):
     )
     assert process.stdout.readline() == "trained\n"
     os.kill(process.pid, signal.SIGTERM)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=300)
     assert process.returncode == -signal.SIGTERM
     assert "SS101" in stderr

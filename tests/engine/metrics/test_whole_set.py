@@ -111,7 +111,7 @@ def test_preprocess_selects_the_rows_of_a_whole_set_metric(tmp_path):
 class Rank(Communicator):
     """One of two ranks, which are threads: their texts are shared, their rows are in a queue."""
 
-    barrier_of_both, texts = threading.Barrier(2, timeout=5), ["", ""]
+    barrier_of_both, texts = threading.Barrier(2, timeout=60), ["", ""]
 
     def __init__(self, rank):
         super().__init__(rank, 2)
@@ -139,7 +139,7 @@ def test_preprocess_may_keep_no_row_or_several_rows_of_a_sample_on_several_ranks
     sent = queue.Queue()
     monkeypatch.setattr(torch.distributed, "send", lambda rows, **_: sent.put(rows))
     monkeypatch.setattr(
-        torch.distributed, "recv", lambda rows, **_: rows.copy_(sent.get(timeout=5))
+        torch.distributed, "recv", lambda rows, **_: rows.copy_(sent.get(timeout=60))
     )
     with ThreadPoolExecutor(2) as ranks:
         found = list(ranks.map(computed, range(2)))
