@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from surestep.base.errors import RecipeError, TaskError
@@ -78,3 +80,16 @@ def test_recipe_that_rejects_the_whole_space_cannot_be_searched(settings, late, 
 def test_grid_is_searched_whole_and_not_twice(settings, trials, expected):
     space = {"task.width": [4, 6], "task.heads": [1, 2]}
     assert settings(space, trials=trials, sampler="grid").trials == expected
+
+
+@pytest.mark.parametrize(
+    ("objectives", "pruner"),
+    [((), "percentile:25"), (("val/loss",), "percentile:25"), (("val/loss", "seconds"), "none")],
+)
+def test_default_pruner_of_one_objective_and_of_several(recipe, objectives, pruner):
+    options = SearchOptions(trials=2, space={"task.width": [2, 4]}, objectives=objectives)
+    call = call_recipe(recipe, {}, {})
+    assert make_settings(call, options, None).pruner == pruner
+    typed = make_settings(call, replace(options, pruner="none"), None)
+    assert typed.pruner == "none"
+    assert make_settings(call, options, replace(typed, pruner="median")).pruner == "median"

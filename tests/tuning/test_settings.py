@@ -47,7 +47,7 @@ def test_workers_that_start_together_record_one_study(tmp_path):
 
 OTHERS = {
     "sampler": ({"sampler": "gp"}, "sampler is 'tpe' in .*, and now 'gp'"),
-    "pruner": ({"pruner": "none"}, "pruner is 'median' in .*, and now 'none'"),
+    "pruner": ({"pruner": "none"}, "pruner is 'percentile:25' in .*, and now 'none'"),
     "seed": ({"seed": 1}, "seed is 0 in .*, and now 1"),
     "threads": ({"threads": 2}, "threads is 1 in .*, and now 2"),
     "objectives": (

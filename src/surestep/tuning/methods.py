@@ -88,6 +88,8 @@ PRUNERS: Mapping[str, Method] = {
     ),
 }
 
+DEFAULT_PRUNER = "percentile:25"  # docs/decisions/0054-default-pruner.md
+
 
 def parse_method(kind: str, text: str, known: Mapping[str, Method]) -> tuple[str, dict[str, Value]]:
     """Parse a name with options, such as "percentile:25,warmup=2".

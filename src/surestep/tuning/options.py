@@ -23,6 +23,7 @@ from surestep.record.io import os_error_hint
 from surestep.trainer.planning import PreparedTask, plan_task
 from surestep.tuning.constraints import parse_constraint
 from surestep.tuning.enqueue import Point, drop_repeated, find_own_values, parse_points
+from surestep.tuning.methods import DEFAULT_PRUNER
 from surestep.tuning.settings import Direction, StudySettings
 from surestep.tuning.slots import share_threads
 from surestep.tuning.space import Space, parse_space
@@ -157,7 +158,7 @@ def make_settings(
         chosen = {name: way for name, way in recorded.fixed.items() if name in _MONITOR}
         extra = {} if _MONITOR & fixed.keys() else chosen
     sampler = options.sampler or (recorded.sampler if recorded else "tpe")
-    default_pruner = "median" if len(objectives) == 1 else "none"
+    default_pruner = DEFAULT_PRUNER if len(objectives) == 1 else "none"
     nproc = options.nproc or (recorded.nproc if recorded else 1)
     threads = options.threads or (recorded.threads if recorded else None)
     return StudySettings(

@@ -138,8 +138,9 @@ def search(
             knows.
         sampler: chooses the values: "tpe", "random", "grid", "qmc", "cmaes" or "gp".
         pruner: ends trials early: "median", "percentile", "halving", "hyperband", "patient",
-            "wilcoxon" or "none". "median", the default for a single objective, prunes nothing in
-            the first quarter of the evaluations of a trial.
+            "wilcoxon" or "none". "percentile:25", the default for a single objective, prunes
+            trials that are not among the best 25 %, and nothing in the first quarter of the
+            evaluations of a trial.
         storage: URL of a database for the trials; the default is a file in the study folder.
         workers: how many trials run at the same time.
         nproc: training processes of each trial.

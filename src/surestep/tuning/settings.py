@@ -14,7 +14,7 @@ from surestep.record.io import explain_write_errors, read_json, to_jsonable, wri
 from surestep.record.schemas import STUDY, STUDY_FORMAT
 from surestep.tuning.constraints import Constraint, parse_constraint
 from surestep.tuning.lock import FileLock
-from surestep.tuning.methods import PRUNERS, SAMPLERS, complete_method
+from surestep.tuning.methods import DEFAULT_PRUNER, PRUNERS, SAMPLERS, complete_method
 from surestep.tuning.result import read_result
 from surestep.tuning.space import Space
 
@@ -37,7 +37,7 @@ class StudySettings:
             "peak_memory".
         trials: the whole number of trials, by all workers together.
         sampler: its name and all of its options, such as "tpe:startup=10".
-        pruner: its name and all of its options, such as "median:startup=5,warmup=auto".
+        pruner: its name and all of its options, such as "percentile:keep=25,startup=5,warmup=auto".
         seed: of the sampler.
         storage: URL of a database, without a password; None is `study.log` in the folder.
         threads: of each training process.
@@ -56,7 +56,7 @@ class StudySettings:
     objectives: tuple[tuple[str, Direction], ...]
     trials: int
     sampler: str = "tpe"
-    pruner: str = "median"
+    pruner: str = DEFAULT_PRUNER
     seed: int = 0
     storage: str | None = None
     threads: int = 1
