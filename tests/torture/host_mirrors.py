@@ -174,7 +174,10 @@ def kill_processes(
             words = [str(run), "--checkpoint.mirror", address, *more]
         for _ in range(KILLS):
             process = train_process(*words, step_s=0.03)
-            time.sleep(choose.uniform(1.0, 4.0))
+            pattern = f"{'runs/*' if loses_folder else 'run'}/checkpoints/step-*"
+            while not any(Path().glob(pattern)) and process.poll() is None:
+                time.sleep(0.05)
+            time.sleep(choose.uniform(0.0, 2.0))
             process.send_signal(signal.SIGKILL)
             process.communicate()
             if loses_folder:
