@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from surestep.doctor.finding import SEVERITIES, Finding, to_json
-from surestep.doctor.formats import format_github, format_text, summarize
+from surestep.doctor.report.formats import format_github, format_text, summarize
+from surestep.doctor.report.sarif import to_sarif
 from surestep.doctor.rule import load_rules
-from surestep.doctor.sarif import to_sarif
 
 FINDING = Finding(
     rule="SS101",

@@ -5,7 +5,7 @@ import pytest
 
 from surestep.doctor.check import check_file
 from surestep.doctor.problem import Location, Problem
-from surestep.doctor.report import FileReport
+from surestep.doctor.report.file_report import FileReport
 from surestep.doctor.rule import load_rules
 from surestep.doctor.source.files import Project, parse_source
 from surestep.doctor.suppress import read_suppressions

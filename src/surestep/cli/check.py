@@ -11,12 +11,12 @@ from surestep.base.errors import ConfigError
 from surestep.base.text import escape_terminal, format_count, print_escaped, print_json
 from surestep.cli.parse import command
 from surestep.cli.selectors import join_repeated, require_commas, split_commas
-from surestep.doctor.baseline import Baseline, write_findings
 from surestep.doctor.cache import ResultCache, find_cache_folder
 from surestep.doctor.check_files import check_files
 from surestep.doctor.find_files import find_files
 from surestep.doctor.finding import Finding
-from surestep.doctor.report import FileReport
+from surestep.doctor.report.baseline import Baseline, write_findings
+from surestep.doctor.report.file_report import FileReport
 from surestep.doctor.selection import list_unchecked, select_codes
 from surestep.doctor.settings import Configuration
 
@@ -211,7 +211,7 @@ class _Selection:
 
 def _print(reports: Sequence[FileReport], format: Format, excluded: int, known: int) -> None:
     """Print the findings to stdout, and a summary; programs find it on stderr."""
-    from surestep.doctor.formats import format_github, format_text, summarize
+    from surestep.doctor.report.formats import format_github, format_text, summarize
 
     findings: list[Finding] = [finding for report in reports for finding in report.findings]
     problems = [report.problem for report in reports if report.problem]
@@ -233,8 +233,8 @@ def _print_json(findings: list[Finding], problems: list[str], format: Format) ->
     import json
 
     from surestep.doctor.finding import to_json
+    from surestep.doctor.report.sarif import to_sarif
     from surestep.doctor.rule import load_rules
-    from surestep.doctor.sarif import to_sarif
 
     log = to_json(findings) if format == "json" else to_sarif(findings, load_rules(), problems)
     print_json(json.dumps(log, indent=1, default=str))

@@ -18,7 +18,7 @@ from typing import Any
 
 from surestep.base.version import VERSION
 from surestep.doctor.finding import Edit, Finding
-from surestep.doctor.report import FileReport
+from surestep.doctor.report.file_report import FileReport
 from surestep.doctor.source.files import digest_of, digest_of_file
 
 

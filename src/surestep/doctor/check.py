@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from surestep.doctor.finding import Finding
-from surestep.doctor.report import FileReport
+from surestep.doctor.report.file_report import FileReport
 from surestep.doctor.rule import Rule
 from surestep.doctor.source.files import Project, SourceFile
 from surestep.doctor.source.interpreter import follow

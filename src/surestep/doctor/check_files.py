@@ -15,7 +15,7 @@ from surestep.base.errors import SurestepError
 from surestep.doctor.cache import ResultCache
 from surestep.doctor.check import check_file, note_bug
 from surestep.doctor.finding import Finding
-from surestep.doctor.report import FileReport
+from surestep.doctor.report.file_report import FileReport
 from surestep.doctor.rule import list_broken, load_rules
 from surestep.doctor.source.files import Project, UnreadableError
 

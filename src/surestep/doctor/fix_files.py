@@ -21,7 +21,7 @@ from surestep.base.errors import SurestepError
 from surestep.base.files import replace_file
 from surestep.doctor.check import check_file
 from surestep.doctor.finding import Edit, Finding
-from surestep.doctor.report import FileReport
+from surestep.doctor.report.file_report import FileReport
 from surestep.doctor.rule import load_rules
 from surestep.doctor.source.files import (
     Project,

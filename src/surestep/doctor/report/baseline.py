@@ -17,7 +17,7 @@ from typing import Any
 from surestep.base.errors import ConfigError
 from surestep.base.text import format_count
 from surestep.doctor.finding import Finding
-from surestep.doctor.report import FileReport
+from surestep.doctor.report.file_report import FileReport
 from surestep.doctor.rule import load_rules
 
 VERSION = 1

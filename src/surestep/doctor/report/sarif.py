@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from surestep.base.version import VERSION
 from surestep.doctor.finding import Finding
-from surestep.doctor.formats import split_cell
+from surestep.doctor.report.formats import split_cell
 from surestep.doctor.rule import Rule
 
 _LEVELS = {"error": "error", "warning": "warning", "speed": "note", "info": "note"}
