@@ -54,13 +54,13 @@ from surestep.doctor.runtime.windows import Window, WindowWatcher, has_gradient
 from surestep.doctor.source.order import Order, find_windows, is_zeroed_by
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import (
-    Action,
     is_made_by,
     is_model,
     is_same,
     is_without_grad,
     may_be_same,
 )
+from surestep.doctor.source.values import Call
 from surestep.doctor.watcher import Run
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ SEVERITY = "error"
 FIX = "Call backward() and then step() for each batch, or zero the gradients only after a step."
 _FEWEST_LOST = 5  # backward passes of an optimizer that takes no step
 _MOST_OPTIMIZERS = 8
+_VALUES = 8  # of a parameter, by which a step is noticed
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -92,22 +93,18 @@ def _find_steps_alone(order: Order) -> Iterator[Problem]:
         return
     for step in order.actions:
         call, loop = step.event.call, step.event.loop
-        if call is None or loop is None or call.args or call.keywords or step.kind != "step":
+        if call is None or loop is None or call.arguments or step.kind != "step":
             continue
-        is_training = any(
-            loop in event.loops and _is_forward(event) for event in order.trace.events
-        )
+        is_training = any(loop in e.loops and _is_forward(e, c) for e, c in order.trace.calls)
         if is_training and is_made_by(step.target, "torch.optim."):
             yield at_event(
                 step.event, f"`{step.event.text}` has no gradient to use: nothing calls backward()."
             )
 
 
-def _is_forward(event: Event) -> bool:
+def _is_forward(event: Event, call: Call) -> bool:
     """Return whether an event is the call of a model that builds a graph."""
-    call = event.call
-    is_call = call is not None and call.path == "()" and is_model(call.receiver)
-    return is_call and not is_without_grad(event)
+    return call.path == "()" and is_model(call.receiver) and not is_without_grad(event)
 
 
 def _find_backwards_alone(order: Order) -> Iterator[Problem]:
@@ -122,15 +119,9 @@ def _find_backwards_alone(order: Order) -> Iterator[Problem]:
         backward = next((a for a in order.find_pass(zero.event) if a.kind == "backward"), None)
         is_reported = any(is_same(other.target, optimizer) for other in zeroes[:index])
         if backward is not None and not is_reported:
-            yield at_event(
-                backward.event,
-                f"`{backward.event.text}` computes gradients, but nothing calls "
-                f"`{_step_of(zero)}`.",
-            )
-
-
-def _step_of(zero: Action) -> str:
-    return zero.event.text.partition(".zero_grad")[0] + ".step()"
+            step = zero.event.text.partition(".zero_grad")[0] + ".step()"
+            text = f"`{backward.event.text}` computes gradients, but nothing calls `{step}`."
+            yield at_event(backward.event, text)
 
 
 def _find_lost_batches(order: Order) -> Iterator[Problem]:
@@ -170,7 +161,7 @@ class Watch(WindowWatcher):
         for probe in history.probes[:1]:
             is_plain = type(probe) in (torch.Tensor, torch.nn.Parameter)
             if (is_plain or hasattr(probe, "to_local")) and probe.device.type != "meta":
-                self._never_stepped.append((history, probe, _copy(probe)))
+                self._never_stepped.append((history, probe, read_part(probe, _VALUES).clone()))
 
     def on_forward(self, run: Run, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if len(run.modules) == 1 and module.training:
@@ -187,47 +178,41 @@ class Watch(WindowWatcher):
     def judge(self, run: Run, optimizer: Optimizer, window: Window, tally: Tally) -> None:
         forwards, self._forwards = self._forwards, 0
         lost = _find_lost(window)
-        other_steps = run.step - window.began_at - 1
         kinds = {event.kind for event in window.events}
         is_alone = forwards and not kinds & {"backward", "other", "write"}
-        # One line may compute the gradients of several optimizers.
-        if lost and len(lost) > other_steps:
+        # One line may compute the gradients of several optimizers, which step too.
+        if lost and len(lost) >= run.step - window.began_at:
             tally.add(lost[0].location, run.step, len(lost))
         elif is_alone and not has_gradient(optimizer):
             tally.add(run.locate(), run.step)
 
     def describe(self, tally: Tally) -> str:
+        steps = f"{tally.mistakes} of {tally.checked} steps"
         if tally.most:
-            return (
-                f"In {tally.mistakes} of {tally.checked} steps, the gradients of "
-                f"{format_count(tally.most, 'batch', 'batches')} were zeroed before a step used "
-                "them."
-            )
-        return (
-            f"{tally.mistakes} of {tally.checked} steps had no gradient: backward() was not called."
-        )
+            lost = format_count(tally.most, "batch", "batches")
+            return f"In {steps}, the gradients of {lost} were zeroed before a step used them."
+        return f"{steps} had no gradient: backward() was not called."
 
     def observe(self, run: Run) -> Iterator[Problem]:
         yield from super().observe(run)
         for history, parameter, first in self._never_stepped:
-            lost = _count_unused(history.current)
+            events = [e for e in history.current.events if e.kind in ("backward", "zero")]
+            lost = len(_find_zeroed(events))
             # A parameter that changes has another optimizer, or is changed by the script.
-            if lost >= _FEWEST_LOST and _copy(parameter).equal(first):
-                backward = history.current.list_kind("backward")[-1]
+            if lost >= _FEWEST_LOST and read_part(parameter, _VALUES).equal(first):
                 stepped = "although another optimizer took steps" if run.step else "as none did"
                 yield Problem(
                     f"The gradients of {lost} backward passes were zeroed, and their optimizer "
                     f"never took a step, {stepped}.",
                     {"backwards": lost},
-                    location=backward.location,
+                    location=history.current.list_kind("backward")[-1].location,
                     since_step=1,
                 )
 
 
-def _count_unused(window: Window) -> int:
-    """Return how often gradients were zeroed after a backward pass that reached them."""
-    kinds = [event.kind for event in window.events if event.kind in ("backward", "zero")]
-    return sum(pair == ("backward", "zero") for pair in pairwise(kinds))
+def _find_zeroed(events: list[GradientEvent]) -> list[GradientEvent]:
+    """Return the events that zeroed the gradients of the backward pass before them."""
+    return [b for a, b in pairwise(events) if (a.kind, b.kind) == ("backward", "zero")]
 
 
 def _find_lost(window: Window) -> list[GradientEvent]:
@@ -238,22 +223,13 @@ def _find_lost(window: Window) -> list[GradientEvent]:
     """
     # Between an unscaling and a zeroing, a GradScaler may have skipped the step.
     events = [event for event in window.events if event.kind != "other"]
-    if any(event.kind in ("write", "clip") for event in events):
-        return []
+    is_used = any(event.kind in ("write", "clip") for event in events)
     backwards = window.list_kind("backward")
     is_one_pass = len({event.location for event in backwards + window.list_kind("other")}) == 1
-    if not (backwards and is_one_pass):
+    if is_used or not (backwards and is_one_pass):
         return []
     later = events[events.index(backwards[0]) :]  # what is zeroed before is of the step before
     is_one_line = len({event.location for event in later if event.kind == "zero"}) == 1
     if not (is_one_line and events[-1].kind == "backward"):
         return []
-    return [
-        event
-        for before, event in pairwise(events)
-        if before.kind == "backward" and event.kind == "zero"
-    ]
-
-
-def _copy(parameter: Tensor) -> Tensor:
-    return read_part(parameter, 8).clone()
+    return _find_zeroed(events)
