@@ -44,6 +44,7 @@ import ast
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from surestep.doctor.edits import append_method
@@ -86,9 +87,8 @@ def check(program: Program) -> Iterator[Problem]:
             if event.loop is None or (added := _added(event)) is None:
                 continue
             losses = [a.target for a in backwards if a.event.loop is event.loop]
-            if not any(is_derived_with_graph(added, loss) for loss in losses):
-                continue
-            if _is_reset(trace, event) or _is_differentiated(trace, event):
+            is_derived = any(is_derived_with_graph(added, loss) for loss in losses)
+            if not is_derived or _is_reset(trace, event) or _is_differentiated(trace, event):
                 continue
             text = " ".join(ast.unparse(event.node).split())
             yield at_event(
@@ -102,9 +102,7 @@ def check(program: Program) -> Iterator[Problem]:
 def _detach(event: Event) -> tuple[Edit, ...]:
     """Return the edits that detach what an event adds."""
     match event.node:
-        case ast.AugAssign(value=node):
-            pass
-        case ast.Call(args=[node], keywords=[]):
+        case ast.AugAssign(value=node) | ast.Call(args=[node], keywords=[]):
             pass
         case ast.Assign(targets=[target], value=ast.BinOp(left=left, right=right)):
             node = right if ast.unparse(left) == ast.unparse(target) else left
@@ -216,12 +214,8 @@ class Watch(Watcher):
         A short epoch keeps too few graphs for `_count`. They must be of one line in as many steps:
         a GAN, or a loop over tasks, keeps several graphs of one step.
         """
-        alive: set[tuple[Location, int]] = set()
-        for record in reversed(self._records):
-            if not record.is_alive():
-                break
-            if record.at[0] == self._records[-1].at[0]:
-                alive.add(record.at)
+        newest = takewhile(_Record.is_alive, reversed(self._records))
+        alive = {record.at for record in newest if record.at[0] == self._records[-1].at[0]}
         if len(alive) > _IN_USE:
             self._grown = max(self._grown, len(alive))
             return
