@@ -37,6 +37,7 @@ def broken(tmp_path, monkeypatch):
         return load(name)
 
     monkeypatch.setattr(module, "import_module", spoiled)
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # watch replaces it
     for function in forget:
         function.cache_clear()
     yield

@@ -42,3 +42,4 @@ def test_metrics_are_equal_if_their_tables_are():
     assert Metrics(FOUND) != other
     assert (Metrics(FOUND) == other) is False
     assert Metrics(FOUND) != {"val/loss": 0.25}
+    assert Metrics(FOUND) == pytest.approx({"val/loss": 0.5})

@@ -39,8 +39,8 @@ class Metrics(dict[str, float]):
 
     def __eq__(self, other: object) -> bool:
         """Compare numbers and tables; with a plain dict, only the numbers."""
-        tables = other.tables if isinstance(other, Metrics) else self.tables
-        return super().__eq__(other) and self.tables == tables
+        has_equal_tables = not isinstance(other, Metrics) or self.tables == other.tables
+        return super().__eq__(other) if has_equal_tables else False
 
     def __ne__(self, other: object) -> bool:
         return not self == other
