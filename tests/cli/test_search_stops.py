@@ -70,9 +70,8 @@ def wait_for_the_end():
 def test_sigterm_ends_workers_whose_trials_hang_and_the_trials_are_resumed(
     hangs, space, monkeypatch, kind, workers, nproc
 ):
-    if (
-        nproc > 1
-    ):  # ranks are found as children of their launcher, which those of a warm one are not
+    if nproc > 1:
+        # The search kills ranks as children of their launcher. Those of a warm one are not.
         monkeypatch.setattr(sys, "executable", PYTHON)
     ranks = ("--nproc", nproc, *(("--parallel.strategy", "ddp") if nproc > 1 else ()))
     words = (hangs(kind), *space(), "--trials", workers, "--study", "study", "--threads", 1, *ranks)
