@@ -96,6 +96,10 @@ def wait_until(holds):
         time.sleep(0.01)
 
 
+def has_no_uploader():
+    return "surestep-mirror" not in [each.name for each in threading.enumerate()]
+
+
 def read_until(capfd, text):
     """Return what is printed until it has a text, for two minutes at most."""
     printed, end_s = "", time.monotonic() + 120
@@ -251,6 +255,7 @@ def test_next_process_copies_what_an_ended_one_could_not(tmp_path, monkeypatch):
         Outage(patch)
         run = train(tmp_path / "run", tmp_path / "mirror")
         assert names(tmp_path / "mirror") == []
+        wait_until(has_no_uploader)  # as if the process had ended
     train(tmp_path / "run", tmp_path / "mirror")  # it is finished
     assert names(tmp_path / "mirror") == names(run.path)
 
@@ -433,7 +438,7 @@ def test_run_whose_mirror_is_taken_over_continues_without_it(tmp_path, monkeypat
         # The writer renews its mark after its first checkpoint, which would undo the release.
         wait_until(lambda: (read_owner(store) or {}).get("saved"))
         assert release_owner(store)
-        wait_until(lambda: "surestep-mirror" not in [each.name for each in threading.enumerate()])
+        wait_until(has_no_uploader)
 
     run = train(tmp_path / "run", tmp_path / "mirror", callbacks=[At(6, take)])
     assert run.status["status"] == "finished"
