@@ -18,7 +18,7 @@ from benchmarks.intervals import ratio
 from benchmarks.run import pick
 from benchmarks.tasks import TASKS
 from surestep.doctor.rule import load_rules
-from surestep.doctor.watch.watch import Watch
+from surestep.doctor.watch.watch import WatchSession
 
 NAMES = ("mlp", "conv", "gpt")
 SECONDS = 6.0  # of each measurement
@@ -73,7 +73,7 @@ def compare(name: str, rounds: int, device: str) -> str:
     plain, watched = [], []
     for _ in range(rounds):
         plain.append(loop.measure(steps))
-        watch = Watch(load_rules())
+        watch = WatchSession(load_rules())
         watch.run(lambda: watched.append(loop.measure(steps)))
     found = ratio(watched, plain)
     usual = sorted(plain)[rounds // 2] * 1e6

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from surestep.doctor import private
 from surestep.doctor.rule import load_rules
 from surestep.doctor.watch import functions
-from surestep.doctor.watch.watch import Watch
+from surestep.doctor.watch.watch import WatchSession
 
 NAMES = [
     (torch.fx._symbolic_trace, "is_fx_symbolic_tracing"),
@@ -90,7 +90,7 @@ def lacking(request, monkeypatch):
 
 
 def test_script_trains_the_same_and_its_mistakes_are_found(lacking):
-    alone, results, watch = train(), [], Watch(load_rules())
+    alone, results, watch = train(), [], WatchSession(load_rules())
     watch.run(lambda: results.append(train()))
     report = watch.report()
     assert results == [alone]
@@ -109,7 +109,9 @@ def test_traced_function_has_no_operations_of_the_rules(monkeypatch):
         patch.delattr(torch.fx._symbolic_trace, "is_fx_symbolic_tracing", raising=False)
         importlib.reload(private)
     alone, traced = str(torch.fx.symbolic_trace(softmax_of).graph), []
-    Watch(load_rules()).run(lambda: traced.append(str(torch.fx.symbolic_trace(softmax_of).graph)))
+    WatchSession(load_rules()).run(
+        lambda: traced.append(str(torch.fx.symbolic_trace(softmax_of).graph))
+    )
     importlib.reload(private)
     assert traced == [alone]
 
@@ -123,7 +125,7 @@ def test_without_versions_of_tensors_the_rules_that_need_none_find_mistakes(monk
     def fail(tensor):
         raise AttributeError("_version")
 
-    alone, results, watch = train(), [], Watch(load_rules())
+    alone, results, watch = train(), [], WatchSession(load_rules())
     monkeypatch.setattr(torch.Tensor, "_version", property(fail), raising=False)
     watch.run(lambda: results.append(train()))
     report = watch.report()
@@ -157,7 +159,7 @@ def test_clipping_is_not_judged_if_the_stages_of_a_scaler_are_not_known(monkeypa
 
     if not knows:
         monkeypatch.setattr(private, "list_scaler_stages", lambda scaler: None)
-    watch = Watch(load_rules())
+    watch = WatchSession(load_rules())
     watch.run(clip_before_unscaling)
     found = {finding.rule for finding in watch.report().findings}
     assert ("SS105" in found) == knows

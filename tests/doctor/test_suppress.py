@@ -9,7 +9,7 @@ from surestep.doctor.report.file_report import FileReport
 from surestep.doctor.rule import load_rules
 from surestep.doctor.source.files import Project, parse_source
 from surestep.doctor.suppress import read_suppressions
-from surestep.doctor.watch.watch import Watch
+from surestep.doctor.watch.watch import WatchSession
 from surestep.doctor.watcher import Watcher
 from tests.doctor.scripts import BAD, notebook
 
@@ -146,7 +146,7 @@ def test_notes_of_all_ranks_and_of_their_comparison_are_merged(tmp_path):
     path = tmp_path / "train.py"
     path.write_text("x = 1  # surestep: ignore[SS99999] reason\n")
     (rule,) = RULES
-    session = Watch([replace(rule, watcher=lambda: DiffersBetweenRanks(path))])
+    session = WatchSession([replace(rule, watcher=lambda: DiffersBetweenRanks(path))])
     own = session.report()
     merged = session.merge({0: own, 1: replace(own, notes=["a note"])})
     assert [finding.rule for finding in merged.findings] == ["SS101"]

@@ -8,7 +8,7 @@ import torch
 
 from surestep.doctor.rule import load_rules
 from surestep.doctor.rules.ss101_missing_zero_grad import _Seen
-from surestep.doctor.watch.watch import Watch
+from surestep.doctor.watch.watch import WatchSession
 from tests.doctor.scripts import check_text
 
 SCRIPT = """
@@ -45,7 +45,7 @@ def check(file):
 
 
 def watch(file):
-    watch = Watch(RULES)
+    watch = WatchSession(RULES)
     watch.run(lambda: runpy.run_path(str(file)))
     report = watch.report()
     assert (report.failures, report.stopped_at) == ({}, None)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from surestep.doctor.rule import load_rules
-from surestep.doctor.watch.watch import Watch
+from surestep.doctor.watch.watch import WatchSession
 from tests.doctor.examples import list_examples
 
 NEED_GPU = ("SS702", "SS708", "SS709")  # whose mistakes cost time on a GPU only
@@ -24,7 +24,7 @@ pytestmark = [
 
 
 def watch(code, function):
-    watch = Watch([RULES[code]])
+    watch = WatchSession([RULES[code]])
     with warnings.catch_warnings(action="ignore"):  # torch may warn of the script
         watch.run(function)
     report = watch.report()

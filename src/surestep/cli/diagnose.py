@@ -18,7 +18,7 @@ from surestep.base.text import one_line, print_escaped, print_json
 from surestep.cli.parse import command
 from surestep.doctor.curves.causes import list_causes
 from surestep.doctor.curves.name import name_curve
-from surestep.doctor.curves.state import State
+from surestep.doctor.curves.state import CurveState
 from surestep.recipes.find import recipe_argument
 from surestep.record.incident import Incident, incidents_of
 from surestep.record.io import dumps
@@ -92,7 +92,7 @@ def _diagnose(opened: Run, name: str) -> dict[str, Any]:
     }
 
 
-def _describe_state(state: State, opened: Run, name: str) -> dict[str, Any]:
+def _describe_state(state: CurveState, opened: Run, name: str) -> dict[str, Any]:
     recipe, names = opened.config["recipe"], {}
     if recipe:
         names = {"recipe": recipe_argument(recipe), "script": recipe["path"]}

@@ -27,7 +27,7 @@ from surestep.engine.step.gc import import_without_collecting
 from surestep.record.io import dumps
 
 if TYPE_CHECKING:  # torch is imported once the command line is checked
-    from surestep.doctor.curves.state import State
+    from surestep.doctor.curves.state import CurveState
     from surestep.engine.task.task import Task
     from surestep.engine.value import Value
     from surestep.recipes.load import RecipeCall
@@ -246,7 +246,7 @@ def report(
     return code
 
 
-def _name_curve(done: Run) -> tuple[State, ...]:
+def _name_curve(done: Run) -> tuple[CurveState, ...]:
     """Return the states of the loss curve; none if the events cannot be read."""
     from surestep.doctor.curves.name import name_curve
     from surestep.trainer.review.read_curve import read_curve

@@ -26,7 +26,7 @@ from surestep.doctor.watch.ranks import Ranks
 from surestep.doctor.watch.report import Report, merge_reports
 
 if TYPE_CHECKING:
-    from surestep.doctor.watch.watch import Watch
+    from surestep.doctor.watch.watch import WatchSession
 
 
 class WatchedScript:
@@ -51,7 +51,7 @@ class WatchedScript:
         self._ranks = Ranks.read(os.environ)
         self._guard = Guard()
         self._stderr = sys.stderr  # the script may replace it
-        self._watch: Watch | None = None
+        self._watch: WatchSession | None = None
         self._folder: Path | None = None  # for the reports of started processes
 
     def run(self, words: Sequence[str], *, is_module: bool) -> tuple[int, Report | None]:
@@ -78,10 +78,10 @@ class WatchedScript:
         """Prepare to watch the script and the processes that it starts."""
         with NotedSignals() as noted:  # torch may lose Ctrl-C while it is imported
             from surestep.doctor.watch.processes import watched_processes
-            from surestep.doctor.watch.watch import Watch
+            from surestep.doctor.watch.watch import WatchSession
 
             noted.send_again()
-        self._watch = Watch(self._rules, self._most_steps, self._guard)
+        self._watch = WatchSession(self._rules, self._most_steps, self._guard)
         self._folder = folders.enter_context(make_temp_folder())
         hooks.enter_context(self._report_at_sigterm())
         codes = tuple(rule.code for rule in self._rules)

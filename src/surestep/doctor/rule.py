@@ -11,7 +11,7 @@ The docstring of a module is the page of its rule, with a script that has the mi
 - `FIX`: what to write instead, in one sentence;
 - `check(program)`, which yields a `Problem` for each mistake in the source of a script;
 - `FIXABLE = True` if some of its problems have edits, which `surestep check --fix` makes;
-- a class `Watch`, which observes a script while it runs;
+- a class `MissingZeroGradWatcher`, named after the rule, which observes a script while it runs;
 - `REVIEWED = True` if `surestep.trainer.review` finds the mistake in runs of Trainer. A rule has
   one of the three, or more.
 
@@ -150,7 +150,7 @@ def load_rule(code: str) -> Rule:
     page, _, examples = _read_docstring(module).strip().partition("\n\nWrong:\n\n")
     wrong, right = (textwrap.dedent(text) for text in examples.split("\n\nRight:\n\n"))
     summary = page.partition("\n")[0]
-    watcher = getattr(module, "Watch", None)
+    watcher = getattr(module, f"{name.title().replace('-', '')}Watcher", None)
     severity, fix = module.SEVERITY, module.FIX
     return Rule(code, name, severity, summary, page, wrong, right, fix, module, watcher)
 

@@ -1,4 +1,4 @@
-"""The run-time side of a rule: a class `Watch` in its module, derived from `Watcher`.
+"""The run-time side of a rule: a class in its module, derived from `Watcher`.
 
 Its methods are called while a script trains. They must not change anything, draw random numbers, or
 read a value of a device, which would wait for it: a few small tensors may be kept, detached and
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Call:
+class TorchCall:
     """A call of a function of torch that a rule named in `FUNCTIONS`.
 
     Attributes:
@@ -41,7 +41,7 @@ class Call:
 
 
 @dataclass
-class Run:
+class Script:
     """What all rules know of the script that runs.
 
     Attributes:
@@ -105,114 +105,114 @@ class Watcher:
     FUNCTIONS: tuple[str, ...] = ()
     SAMPLED: tuple[str, ...] = ()
 
-    def on_new_optimizer(self, run: Run, optimizer: Optimizer) -> None:
+    def on_new_optimizer(self, run: Script, optimizer: Optimizer) -> None:
         """Called after an optimizer is made."""
 
-    def on_optimizer(self, run: Run, optimizer: Optimizer) -> None:
+    def on_optimizer(self, run: Script, optimizer: Optimizer) -> None:
         """Called before the first step of an optimizer."""
 
-    def on_model(self, run: Run, model: nn.Module) -> None:
+    def on_model(self, run: Script, model: nn.Module) -> None:
         """Called before the first call of a module from outside of any other one."""
 
-    def on_compile(self, run: Run, model: Any, options: Mapping[str, Any]) -> None:
+    def on_compile(self, run: Script, model: Any, options: Mapping[str, Any]) -> None:
         """Called before `torch.compile(model, **options)` and `model.compile(**options)`.
 
         `model` is a module or a function.
         """
 
-    def on_mode(self, run: Run, module: nn.Module, is_training: bool) -> None:
+    def on_mode(self, run: Script, module: nn.Module, is_training: bool) -> None:
         """Called before `module.train()` and `module.eval()`."""
 
-    def on_forward(self, run: Run, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def on_forward(self, run: Script, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         """Called before calls of each module: in the first steps, in some later ones, and in some
         passes after a change of mode or the start of a DataLoader. `inputs` are positional; a
         sparse or nested tensor is None.
         """
 
     def after_forward(
-        self, run: Run, module: nn.Module, inputs: tuple[Any, ...], output: Any
+        self, run: Script, module: nn.Module, inputs: tuple[Any, ...], output: Any
     ) -> None:
         """Called after the calls of `on_forward`.
 
         `output` is None if the call raised an error, or returned a sparse or nested tensor.
         """
 
-    def on_call(self, run: Run, call: Call) -> None:
+    def on_call(self, run: Script, call: TorchCall) -> None:
         """Called after a call of a function of `FUNCTIONS`."""
 
-    def on_zero_grad(self, run: Run, parameters: Sequence[Tensor]) -> None:
+    def on_zero_grad(self, run: Script, parameters: Sequence[Tensor]) -> None:
         """Called before the gradients of parameters are zeroed."""
 
-    def after_zero_grad(self, run: Run, parameters: Sequence[Tensor]) -> None:
+    def after_zero_grad(self, run: Script, parameters: Sequence[Tensor]) -> None:
         """Called after the gradients of parameters were zeroed, in steps that are sampled."""
 
-    def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
+    def on_backward(self, run: Script, losses: Sequence[Tensor], keeps_graph: bool) -> None:
         """Called before a backward pass; `run.backwards` counts it.
 
         `keeps_graph` is True with `retain_graph` or `create_graph`.
         """
 
-    def after_backward(self, run: Run, losses: Sequence[Tensor]) -> None:
+    def after_backward(self, run: Script, losses: Sequence[Tensor]) -> None:
         """Called after a backward pass."""
 
     def on_clip(
-        self, run: Run, parameters: Sequence[Tensor], limit: float, norm: Tensor | None
+        self, run: Script, parameters: Sequence[Tensor], limit: float, norm: Tensor | None
     ) -> None:
         """Called after gradients were clipped.
 
         `norm` is that before, and may not be read yet; None if each value was clipped by itself.
         """
 
-    def on_step(self, run: Run, optimizer: Optimizer) -> None:
+    def on_step(self, run: Script, optimizer: Optimizer) -> None:
         """Called before a step of an optimizer, and of its closure."""
 
-    def after_step(self, run: Run, optimizer: Optimizer) -> None:
+    def after_step(self, run: Script, optimizer: Optimizer) -> None:
         """Called after a step of an optimizer; `run.step` counts it."""
 
-    def on_scale(self, run: Run, scaler: Any) -> None:
+    def on_scale(self, run: Script, scaler: Any) -> None:
         """Called when an enabled GradScaler scales a loss."""
 
-    def on_unscale(self, run: Run, scaler: Any, optimizer: Optimizer) -> None:
+    def on_unscale(self, run: Script, scaler: Any, optimizer: Optimizer) -> None:
         """Called before an enabled GradScaler unscales the gradients of an optimizer."""
 
-    def on_scaler_step(self, run: Run, scaler: Any, optimizer: Optimizer) -> None:
+    def on_scaler_step(self, run: Script, scaler: Any, optimizer: Optimizer) -> None:
         """Called before an enabled GradScaler takes or skips a step of an optimizer."""
 
-    def on_scaler_update(self, run: Run, scaler: Any) -> None:
+    def on_scaler_update(self, run: Script, scaler: Any) -> None:
         """Called before an enabled GradScaler changes its scale."""
 
-    def on_schedule(self, run: Run, schedule: Any) -> None:
+    def on_schedule(self, run: Script, schedule: Any) -> None:
         """Called after a learning rate schedule of torch is made."""
 
-    def on_schedule_step(self, run: Run, schedule: Any, arguments: tuple[Any, ...]) -> None:
+    def on_schedule_step(self, run: Script, schedule: Any, arguments: tuple[Any, ...]) -> None:
         """Called before a step of a schedule, with its positional arguments."""
 
-    def on_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+    def on_loader(self, run: Script, loader: DataLoader[Any]) -> None:
         """Called before an iteration over a DataLoader."""
 
-    def on_batch(self, run: Run, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
+    def on_batch(self, run: Script, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
         """Called after a DataLoader gave a batch, for which the script waited some seconds."""
 
-    def after_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+    def after_loader(self, run: Script, loader: DataLoader[Any]) -> None:
         """Called after the last batch of an iteration."""
 
-    def after_state(self, run: Run, owner: Any, state: Any) -> None:
+    def after_state(self, run: Script, owner: Any, state: Any) -> None:
         """Called after `state_dict()` of a module, optimizer or schedule."""
 
-    def on_load_state(self, run: Run, owner: Any, state: Any) -> None:
+    def on_load_state(self, run: Script, owner: Any, state: Any) -> None:
         """Called before `load_state_dict()` of a module, optimizer, schedule or GradScaler."""
 
-    def on_save(self, run: Run, value: Any, file: Any) -> None:
+    def on_save(self, run: Script, value: Any, file: Any) -> None:
         """Called before `torch.save`."""
 
-    def after_load(self, run: Run, value: Any, file: Any) -> None:
+    def after_load(self, run: Script, value: Any, file: Any) -> None:
         """Called after `torch.load`."""
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         """Yield the mistakes that were seen. Values of devices may be read here."""
         yield from ()
 
-    def report_rank(self, run: Run) -> Any:
+    def report_rank(self, run: Script) -> Any:
         """Return what `observe_ranks` compares, as JSON values; None if there is nothing."""
         return None
 

@@ -49,7 +49,7 @@ from surestep.trainer.rank_zero import choose_checkpoint
 
 _AGREE_EVERY = 16  # batches between two exchanges of the ranks
 Warn = Callable[[str], object]
-Watch = Callable[[int, int | None], object]
+OnBatch = Callable[[int, int | None], object]
 
 
 def make_interrupt_check(loop: Loop) -> Callable[[], bool]:
@@ -272,7 +272,7 @@ def predict_run(
     split: str = "test",
     which: Which | int = "best",
     mc_dropout: int | None = None,
-    watch: Watch | None = None,
+    watch: OnBatch | None = None,
     folder: Path | None = None,
 ) -> tuple[CheckpointInfo, Predictions]:
     """Return the checkpoint of a run that predicted, and its predictions, in stored order.

@@ -11,7 +11,7 @@ import numpy as np
 
 from surestep.doctor.curves.causes import list_causes
 from surestep.doctor.curves.curve import Curve, Evaluations
-from surestep.doctor.curves.state import TITLES, Name, State
+from surestep.doctor.curves.state import TITLES, CurveState, Name
 
 DOCS = Path(__file__).parents[3] / "docs"
 HEADER = "<!-- Written by `python -m tests.doctor.curves.write_page`: edit that module. -->"
@@ -223,7 +223,7 @@ def render_page() -> str:
 
 def _render_causes(name: Name) -> str:
     config = {"decided": {"optim.lr": 0.003, "batch_size": 64, "total_steps": 570}}
-    state = State(name, "", 6 if name == "nonfinite" else None)
+    state = CurveState(name, "", 6 if name == "nonfinite" else None)
     script = "src/surestep/recipes/digits.py"
     causes = list_causes(state, config, recipe="digits", script=script, run="runs/digits")
     if not causes:

@@ -122,11 +122,11 @@ def load_libraries(source: str) -> None:
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     import torch
 
-    from surestep.doctor.watch.watch import Watch
+    from surestep.doctor.watch.watch import WatchSession
 
     # A script has a core: with more threads, two of them wait for each other for a minute.
     torch.set_num_threads(1)
-    Watch(load_rules())
+    WatchSession(load_rules())
     torch.optim.SGD([torch.zeros(1)])  # imports torch._dynamo
     for name in LATE:
         importlib.import_module(name)
@@ -168,9 +168,9 @@ def run_child(
 
 def watch(files: Mapping[str, str], folder: Path) -> Result:
     """Run a script in this process; it may change anything of the process."""
-    from surestep.doctor.watch.watch import Watch
+    from surestep.doctor.watch.watch import WatchSession
 
-    session = Watch(load_rules())
+    session = WatchSession(load_rules())
     error = run_main(files, folder, session.run)
     report = session.report()
     if report.failures:

@@ -16,7 +16,7 @@ import torch._dynamo  # a forked process would import it again, for DistributedD
 import torch.distributed.fsdp
 
 from surestep.doctor.rule import load_rules
-from surestep.doctor.watch.watch import Watch
+from surestep.doctor.watch.watch import WatchSession
 from tests.doctor.examples import list_examples
 from tests.multi_rank.torchrun import free_port
 
@@ -24,7 +24,7 @@ from tests.multi_rank.torchrun import free_port
 def watch_example(example):
     """Run an example under all rules; return the report of this rank."""
     code = example.compile()
-    watch = Watch(load_rules())
+    watch = WatchSession(load_rules())
     torch.manual_seed(0)
     script = {"__name__": "__main__"}  # its models are alive when the rules report
     try:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from surestep.doctor.rule import load_rules
-from surestep.doctor.watch.watch import Watch
+from surestep.doctor.watch.watch import WatchSession
 
 X, Y = torch.randn(8, 4), torch.randn(8)
 MISTAKES = {
@@ -30,7 +30,7 @@ RANKINGS = {
 
 def report(train):
     """Return how often SS405 saw a mistake, for each line."""
-    watch = Watch([rule for rule in load_rules() if rule.code == "SS405"])
+    watch = WatchSession([rule for rule in load_rules() if rule.code == "SS405"])
     watch.run(train)
     report = watch.report()
     assert (report.failures, report.stopped_at) == ({}, None)

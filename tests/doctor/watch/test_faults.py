@@ -24,7 +24,7 @@ from surestep.doctor.watch import (
     wrap,
 )
 from surestep.doctor.watch.report import Report, merge_reports
-from surestep.doctor.watch.watch import Watch
+from surestep.doctor.watch.watch import WatchSession
 from tests.warm import warm_python
 
 SCRIPT = """
@@ -275,7 +275,7 @@ def test_rule_that_fails_for_several_ranks_together_is_reported(monkeypatch):
     rule = next(rule for rule in load_rules() if rule.code == "SS904")
     monkeypatch.setattr(rule.watcher, "observe_ranks", fail)
     reports = {rank: Report([], 9, {}, facts={"SS904": [1]}) for rank in range(2)}
-    assert Watch(load_rules()).merge(reports).failures == {"SS904": "Fault: no"}
+    assert WatchSession(load_rules()).merge(reports).failures == {"SS904": "Fault: no"}
 
 
 STRANGE = """
@@ -336,6 +336,6 @@ def test_wrong_call_that_the_script_handles_does_not_stop_the_watching():
             with pytest.raises(TypeError):
                 call()
 
-    watching = Watch(load_rules())
+    watching = WatchSession(load_rules())
     watching.run(call_wrongly)
     assert watching.report().stopped_at is None

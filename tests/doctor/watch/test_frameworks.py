@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from surestep.doctor.rule import load_rules
-from surestep.doctor.watch.watch import Watch
+from surestep.doctor.watch.watch import WatchSession
 from tests.needs import needs
 
 pytestmark = [
@@ -127,7 +127,7 @@ def run(text, folder):
 
 def watch(text, folder):
     """Return the parameters after the script, and the codes of what was found."""
-    observed, trained = Watch(load_rules()), []
+    observed, trained = WatchSession(load_rules()), []
     observed.run(lambda: trained.extend(run(text, folder)))
     report = observed.report()
     assert (report.failures, report.stopped_at) == ({}, None)

@@ -28,7 +28,7 @@ def observe_reads(monkeypatch, steps, read):
     """Return what the rule says of a script, as if its tensors were on a GPU."""
     monkeypatch.setattr(ss702_sync_every_step, "has_device", lambda: True)
     monkeypatch.setattr(ss702_sync_every_step, "is_on_device", lambda value: True)
-    watcher = ss702_sync_every_step.Watch()
+    watcher = ss702_sync_every_step.SyncEveryStepWatcher()
     monitor = Monitor({"SS702": watcher})
     with monitor.installed():
         train(steps, read)

@@ -19,7 +19,7 @@ from surestep.doctor.watch.forwards import Forwards
 from surestep.doctor.watch.functions import FUNCTIONS
 from surestep.doctor.watch.hooks import Monitor
 from surestep.doctor.watch.listeners import Listeners
-from surestep.doctor.watch.watch import Watch
+from surestep.doctor.watch.watch import WatchSession
 from surestep.doctor.watcher import Watcher
 
 
@@ -90,7 +90,7 @@ class Failing(Watcher):
 def test_watched_training_is_bitwise_the_same_and_torch_is_restored():
     expected, drawn = train()
     before, results = functions_of_torch(), []
-    watch = Watch(load_rules())
+    watch = WatchSession(load_rules())
     watch.run(lambda: results.append(train()))
     ((found, drawn_when_watched),) = results
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
@@ -424,7 +424,7 @@ def test_rule_that_fails_is_turned_off_and_the_others_continue():
 
 def test_rule_that_fails_at_the_end_does_not_hide_what_the_others_found():
     rules = [rule for rule in load_rules() if rule.code in ("SS101", "SS103")]
-    watch = Watch(rules)
+    watch = WatchSession(rules)
 
     def fail(run):
         raise RuntimeError("no")
@@ -445,7 +445,7 @@ def test_rule_that_fails_at_the_end_does_not_hide_what_the_others_found():
 
 
 def test_steps_after_the_watched_ones_are_not_counted():
-    watch = Watch(load_rules(), 5)
+    watch = WatchSession(load_rules(), 5)
     watch.run(train)
     assert watch.report().steps == 5
 
@@ -453,7 +453,7 @@ def test_steps_after_the_watched_ones_are_not_counted():
 def test_torch_is_restored_after_an_error_of_the_script():
     before = functions_of_torch()
     with pytest.raises(ValueError, match="bad"):
-        Watch(load_rules()).run(lambda: int("bad"))
+        WatchSession(load_rules()).run(lambda: int("bad"))
     assert functions_of_torch() == before
 
 
@@ -483,7 +483,7 @@ def test_output_that_the_script_clears_is_not_taken_for_a_dead_layer():
             hidden = self.first(x)
             return self.activation(hidden.zero_() if self.training else hidden) + hidden.mean()
 
-    watcher = ss212_dead_activations.Watch()
+    watcher = ss212_dead_activations.DeadActivationsWatcher()
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     monitor = Monitor({"SS212": watcher})

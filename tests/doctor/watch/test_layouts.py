@@ -6,7 +6,7 @@ from torch import nn
 
 from surestep.doctor.rule import load_rules
 from surestep.doctor.watch.hooks import Monitor
-from surestep.doctor.watch.watch import Watch
+from surestep.doctor.watch.watch import WatchSession
 from surestep.doctor.watcher import Watcher
 
 # torch says of CSR and of nested tensors that they are not finished.
@@ -63,7 +63,7 @@ def test_rules_pass_over_tensors_of_other_layouts(make):
             nn.functional.cross_entropy(logits.abs(), labels).backward()
             optimizer.step()
 
-    watch = Watch(load_rules())
+    watch = WatchSession(load_rules())
     watch.run(train)
     report = watch.report()
     assert (report.failures, report.stopped_at) == ({}, None)
@@ -91,7 +91,7 @@ def test_finite_inputs_whose_sum_is_not_are_not_called_infinite():
             nn.functional.cross_entropy(model(x), torch.randint(3, (64,))).backward()
             optimizer.step()
 
-    watch = Watch([rule for rule in load_rules() if rule.code == "SS609"])
+    watch = WatchSession([rule for rule in load_rules() if rule.code == "SS609"])
     watch.run(train)
     assert watch.report().findings == []
 

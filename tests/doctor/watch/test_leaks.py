@@ -26,7 +26,7 @@ def find_leaks(trained, epoch):
         trained: the training data.
         epoch: takes a model, an optimizer, and the loaders of both parts.
     """
-    watcher = rule.Watch()
+    watcher = rule.LeakageByDuplicatesWatcher()
     monitor = Monitor({"SS605": watcher})
     train, val = make_loader(trained, shuffle=True), make_loader(ROWS[HELD_OUT])
     model = nn.Linear(4, 1)

@@ -14,7 +14,7 @@ def count_mistakes(script):
     Args:
         script: "E" evaluates in eval mode, "T" switches to train mode, "s" takes a step.
     """
-    watcher = rule.Watch()
+    watcher = rule.TrainsInEvalModeWatcher()
     monitor = Monitor({"SS401": watcher})
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -12,14 +12,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from surestep.doctor.rule import load_rules
-from surestep.doctor.watch.watch import Watch
+from surestep.doctor.watch.watch import WatchSession
 from tests.doctor.watch.test_hooks import train
 
 
 def compare_watched(function):
     """Return what a function returns alone and under watch; no rule fails."""
     alone = function()
-    results, watch = [], Watch(load_rules())
+    results, watch = [], WatchSession(load_rules())
     watch.run(lambda: results.append(function()))
     report = watch.report()
     assert (report.failures, report.stopped_at) == ({}, None)
@@ -37,7 +37,7 @@ def test_default_device_is_kept():
     forget = torch.utils._device._device_constructors.cache_clear
     forget()
     devices = []
-    Watch(load_rules()).run(lambda: devices.extend(make()))
+    WatchSession(load_rules()).run(lambda: devices.extend(make()))
     forget()
     assert devices == ["meta"] * 3
 
@@ -126,7 +126,7 @@ def test_module_and_optimizer_without_a_hash_train_as_alone():
             chosen.step()
         return model.weight.tolist()
 
-    alone, results, watch = fit(), [], Watch(load_rules())
+    alone, results, watch = fit(), [], WatchSession(load_rules())
     watch.run(lambda: results.append(fit()))
     assert results == [alone]
     report = watch.report()
@@ -190,11 +190,11 @@ def test_error_of_a_model_reaches_the_script_when_the_seen_passes_end():
                 model(torch.ones(1, 1))
         handle.remove()
 
-    Watch(load_rules()).run(evaluate)
+    WatchSession(load_rules()).run(evaluate)
 
 
 def test_losses_may_be_edges_of_the_graph():
-    weight, watching = nn.Parameter(torch.ones(2)), Watch(load_rules())
+    weight, watching = nn.Parameter(torch.ones(2)), WatchSession(load_rules())
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7):
         pytest.skip("torch 2.6 takes no edges")
 
@@ -210,6 +210,6 @@ def test_losses_may_be_edges_of_the_graph():
 
 
 def test_losses_may_come_from_an_iterator():
-    weight, watching = nn.Parameter(torch.ones(2)), Watch(load_rules())
+    weight, watching = nn.Parameter(torch.ones(2)), WatchSession(load_rules())
     watching.run(lambda: torch.autograd.backward(loss for loss in [weight.sum(), weight.prod()]))
     assert weight.grad.tolist() == [2, 2]

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from surestep.doctor.rule import load_rules
-from surestep.doctor.watch.watch import Watch
+from surestep.doctor.watch.watch import WatchSession
 
 PAD = 0
 
@@ -39,7 +39,7 @@ def train(lengths, ignored):
 
 
 def find(lengths, ignored=-1):
-    watch = Watch([rule for rule in load_rules() if rule.code == "SS508"])
+    watch = WatchSession([rule for rule in load_rules() if rule.code == "SS508"])
     watch.run(lambda: train(lengths, ignored))
     report = watch.report()
     assert (report.failures, report.stopped_at) == ({}, None)
@@ -72,6 +72,6 @@ def test_labels_of_a_video_that_stay_the_same_after_an_event_are_no_padding():
             F.cross_entropy(model(frames).flatten(0, 1), labels.flatten()).backward()
             optimizer.step()
 
-    watch = Watch([rule for rule in load_rules() if rule.code == "SS508"])
+    watch = WatchSession([rule for rule in load_rules() if rule.code == "SS508"])
     watch.run(train_on_frames)
     assert watch.report().findings == []

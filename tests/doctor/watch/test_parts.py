@@ -22,7 +22,7 @@ def group():
 
 def observe(script):
     """Run a script, and return what the rule says."""
-    watcher = rule.Watch()
+    watcher = rule.EvaluationOnEveryRankUnreducedWatcher()
     monitor = Monitor({"SS409": watcher})
     with monitor.installed():
         script()
@@ -127,7 +127,7 @@ def test_operations_between_two_ranks_are_made_as_alone():
 
 
 def test_script_that_fails_may_not_have_come_to_the_sum():
-    watcher, model = rule.Watch(), nn.Linear(4, 3)
+    watcher, model = rule.EvaluationOnEveryRankUnreducedWatcher(), nn.Linear(4, 3)
     monitor = Monitor({"SS409": watcher})
 
     def fail():

@@ -6,7 +6,7 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader
 
 from surestep.doctor.rule import load_rules
-from surestep.doctor.watch.watch import Watch
+from surestep.doctor.watch.watch import WatchSession
 from tests.doctor.examples import FOLDER
 
 
@@ -44,7 +44,7 @@ def resume(*, with_schedule=False, fast_forward=0):
 
 
 def find(function):
-    watch = Watch([rule for rule in load_rules() if rule.code == "SS308"])
+    watch = WatchSession([rule for rule in load_rules() if rule.code == "SS308"])
     watch.run(function)
     report = watch.report()
     assert (report.failures, report.stopped_at) == ({}, None)
@@ -128,7 +128,7 @@ class Resumed:
 
 
 def find_resumed(code, function):
-    watch = Watch([rule for rule in load_rules() if rule.code == code])
+    watch = WatchSession([rule for rule in load_rules() if rule.code == code])
     watch.run(function)
     report = watch.report()
     assert (report.failures, report.stopped_at) == ({}, None)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from surestep.doctor.rule import load_rules
-from surestep.doctor.watch.watch import Watch
+from surestep.doctor.watch.watch import WatchSession
 from tests.doctor.examples import GPU, list_examples, list_run
 from tests.doctor.scripts import let_only_sleep_take_time
 
@@ -28,7 +28,7 @@ def watch_example(example):
     """Return what is found while an example runs."""
     torch.manual_seed(0)
     code = example.compile()
-    watch = Watch(RULES)
+    watch = WatchSession(RULES)
     # torch may warn of the script, and the script may switch gradients off.
     with warnings.catch_warnings(action="ignore"), torch.enable_grad():
         watch.run(lambda: exec(code, {"__name__": "__main__"}))
@@ -70,7 +70,7 @@ def test_layer_that_was_replaced_is_reported_by_one_rule():
             model(torch.randn(8, 4)).pow(2).mean().backward()
             optimizer.step()
 
-    watch = Watch(RULES)
+    watch = WatchSession(RULES)
     watch.run(train)
     assert [finding.rule for finding in watch.report().findings] == ["SS202"]
 
@@ -84,7 +84,7 @@ def test_objects_are_searched_once_for_each_optimizer(monkeypatch):
         for _ in range(2):
             torch.optim.SGD(torch.nn.Linear(4, 1).parameters(), lr=0.1)
 
-    watch = Watch(RULES)
+    watch = WatchSession(RULES)
     watch.run(train)
     assert watch.report().findings == []
     assert len(searches) == 2
@@ -108,7 +108,7 @@ def test_optimizer_with_the_id_of_one_that_is_gone_is_another_one():
             del model, optimizer
             gc.collect()  # it is part of a circle of references
 
-    watch = Watch([rule for rule in RULES if rule.code == "SS101"])
+    watch = WatchSession([rule for rule in RULES if rule.code == "SS101"])
     watch.run(train_until_an_id_comes_again)
     assert watch.report().findings == []
 
@@ -124,7 +124,7 @@ def test_gradients_that_are_zeroed_in_every_second_step_are_found():
             model(torch.ones(8, 4)).pow(2).mean().backward()
             optimizer.step()
 
-    watch = Watch([rule for rule in RULES if rule.code == "SS101"])
+    watch = WatchSession([rule for rule in RULES if rule.code == "SS101"])
     watch.run(train)
     (found,) = watch.report().findings
     assert found.evidence["batches"] == 2
@@ -139,6 +139,6 @@ def test_closure_that_never_zeroes_is_found():
         loss.backward()
         return loss
 
-    watch = Watch([rule for rule in RULES if rule.code == "SS101"])
+    watch = WatchSession([rule for rule in RULES if rule.code == "SS101"])
     watch.run(lambda: [optimizer.step(closure) for _ in range(5)])
     assert [finding.rule for finding in watch.report().findings] == ["SS101"]

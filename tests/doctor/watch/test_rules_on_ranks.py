@@ -6,7 +6,7 @@ import pytest
 
 from surestep.doctor.rule import load_rules
 from surestep.doctor.watch.report import Report
-from surestep.doctor.watch.watch import Watch
+from surestep.doctor.watch.watch import WatchSession
 from tests.doctor.examples import list_examples
 from tests.multi_rank.torchrun import called
 from tests.warm import warm_python
@@ -32,6 +32,6 @@ def test_examples_on_two_ranks(launched, example):
     files = [folder / f"{example.code}.{example.name}.{rank}.json" for rank in range(2)]
     assert all(file.exists() for file in files), done.stderr[-4000:]
     reports = [Report.from_json(json.loads(file.read_text())) for file in files]
-    report = Watch(load_rules()).merge(dict(enumerate(reports)))
+    report = WatchSession(load_rules()).merge(dict(enumerate(reports)))
     assert (report.failures, report.stopped_at) == ({}, None)
     assert example.describe(report.findings) == example.expected["ranks"]

@@ -23,7 +23,7 @@ EPOCHS, BATCHES = 4, 5
 
 def observe(make, *, per_batch=True, fail=False):
     """Train with a schedule, and return what the rule says."""
-    watcher = rule.Watch()
+    watcher = rule.ScheduleEndsElsewhereWatcher()
     monitor = Monitor({"SS307": watcher})
 
     def train():
@@ -117,7 +117,13 @@ class WithoutHash(StepLR):
 
 def test_rules_about_schedules_are_disabled_if_one_cannot_be_recorded():
     """Otherwise, schedules whose steps were not recorded would be reported as never stepped."""
-    monitor = Monitor({"SS307": rule.Watch(), "SS305": never_stepped.Watch(), "SS104": Watcher()})
+    monitor = Monitor(
+        {
+            "SS307": rule.ScheduleEndsElsewhereWatcher(),
+            "SS305": never_stepped.ScheduleNeverSteppedWatcher(),
+            "SS104": Watcher(),
+        }
+    )
     with monitor.installed():
         WithoutHash(torch.optim.SGD(torch.nn.Linear(4, 1).parameters()), 10)
     assert monitor.listeners.failures.keys() == {"SS305", "SS307"}

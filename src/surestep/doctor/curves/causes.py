@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from surestep.doctor.curves.state import Name, State
+from surestep.doctor.curves.state import CurveState, Name
 
 _LOWER, _HIGHER = 0.1, 10.0  # times the learning rate, in the suggested options
 
@@ -133,7 +133,12 @@ CAUSES: dict[Name, tuple[Cause, ...]] = {
 
 
 def list_causes(
-    state: State, config: Mapping[str, Any], *, recipe: str = "", script: str = "", run: str = ""
+    state: CurveState,
+    config: Mapping[str, Any],
+    *,
+    recipe: str = "",
+    script: str = "",
+    run: str = "",
 ) -> list[Cause]:
     """Return the usual causes of a state, with the commands for a run.
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from surestep.doctor.curves.curve import Curve
-from surestep.doctor.curves.state import State
+from surestep.doctor.curves.state import CurveState
 from surestep.doctor.curves.training import is_short, name_training
 from surestep.doctor.curves.validation import name_validation
 
 
-def name_curve(curve: Curve) -> tuple[State, ...]:
+def name_curve(curve: Curve) -> tuple[CurveState, ...]:
     """Return the states of a curve: that of the training loss, and what the validation shows.
 
     A state in which something seems to be wrong comes first. Multiplying all losses by a number

@@ -34,7 +34,7 @@ HEALTHY: tuple[Name, ...] = ("plateau", "falling", "unclear")
 
 
 @dataclass(frozen=True)
-class State:
+class CurveState:
     """A state of a curve.
 
     Attributes:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from surestep.doctor.curves.curve import Bins, Curve, Level, Values
-from surestep.doctor.curves.state import State
+from surestep.doctor.curves.state import CurveState
 
 _FEWEST_VALUES = 20  # finite losses
 _FEWEST_STEPS = 100
@@ -35,7 +35,7 @@ _END = 0.125  # the last part of a run
 _NO_RATE = 0.02  # of the largest rate: below it, a loss cannot fall
 
 
-def name_training(curve: Curve) -> State:
+def name_training(curve: Curve) -> CurveState:
     """Return the state of the training loss."""
     finders = (
         *(find_nonfinite, _find_short, _find_explosion, _find_rise),
@@ -47,7 +47,7 @@ def name_training(curve: Curve) -> State:
     return _describe_fall(curve)
 
 
-def find_nonfinite(curve: Curve) -> State | None:
+def find_nonfinite(curve: Curve) -> CurveState | None:
     """Find a loss that ended as NaN or infinite, and did not become finite again."""
     count = len(curve.losses)
     trailing = count if not curve.finite.any() else int(np.argmax(curve.finite[::-1]))
@@ -61,12 +61,12 @@ def find_nonfinite(curve: Curve) -> State | None:
     text = f"{what} NaN or infinite at step {step:,}."
     evidence: dict[str, float] = {"step": step}
     if not len(finite):
-        return State("nonfinite", text, step, evidence)
+        return CurveState("nonfinite", text, step, evidence)
     last = float(np.median(finite[-2:]))
     evidence |= {"initial": curve.initial, "last_finite": last}
     text += f" The first loss was {_show(curve.initial)}, and the last finite one {_show(last)}."
     has_risen = last > curve.initial + _FAR * abs(curve.initial)
-    return State("diverging" if has_risen else "nonfinite", text, step, evidence)
+    return CurveState("diverging" if has_risen else "nonfinite", text, step, evidence)
 
 
 def is_short(curve: Curve) -> bool:
@@ -74,11 +74,11 @@ def is_short(curve: Curve) -> bool:
     return int(curve.finite.sum()) < _FEWEST_VALUES or curve.length < _FEWEST_STEPS
 
 
-def _find_short(curve: Curve) -> State | None:
+def _find_short(curve: Curve) -> CurveState | None:
     if not is_short(curve):
         return None
     values, steps = int(curve.finite.sum()), int(curve.length)
-    return State(
+    return CurveState(
         "unclear",
         f"There are {values} finite losses of {steps} steps. A curve is named from "
         f"{_FEWEST_VALUES} losses and {_FEWEST_STEPS} steps on.",
@@ -94,7 +94,7 @@ def _end(curve: Curve) -> Level:
     return curve.bins.level(1 - max(_END, 3 / len(curve.bins)), 1.0)
 
 
-def _find_explosion(curve: Curve) -> State | None:
+def _find_explosion(curve: Curve) -> CurveState | None:
     """Find a loss that rose to many times its first value, and never became lower than it.
 
     The first loss of a single batch may be low by chance. A cross-entropy should start at about
@@ -117,7 +117,7 @@ def _find_explosion(curve: Curve) -> State | None:
         f"{_show(end.value)}."
     )
     evidence = {"initial": initial, "peak": peak, "end": end.value, "noise": end.error}
-    return State("diverging", text, int(steps[at]), evidence)
+    return CurveState("diverging", text, int(steps[at]), evidence)
 
 
 def _is_exploding(losses: Values, limit: float) -> bool:
@@ -129,7 +129,7 @@ def _is_exploding(losses: Values, limit: float) -> bool:
     return bool(np.median(last) > _FAR * np.median(before))
 
 
-def _find_rise(curve: Curve) -> State | None:
+def _find_rise(curve: Curve) -> CurveState | None:
     """Find a loss that ends far above its start, or has lost what it had gained.
 
     A loss that falls in the last part of the run is not diverging, even if it is above its start:
@@ -157,7 +157,7 @@ def _find_rise(curve: Curve) -> State | None:
         f"The training loss rose from {_show(low)} at step {since:,} to {_show(end.value)}; it "
         f"was {_show(start)} at the start."
     )
-    return State(
+    return CurveState(
         "diverging",
         text,
         since,
@@ -186,7 +186,7 @@ def _warms_up(curve: Curve) -> bool:
     return bool(recent[-1] > recent[0])
 
 
-def _find_stuck(curve: Curve) -> State | None:
+def _find_stuck(curve: Curve) -> CurveState | None:
     """Find a cross-entropy that stays at that of equal probabilities."""
     if curve.classes is None or curve.classes < 2 or _warms_up(curve):
         return None
@@ -203,7 +203,7 @@ def _find_stuck(curve: Curve) -> State | None:
         return None  # it was lower before: it has learned something
     first = len(near) - int(np.argmin(near[::-1])) if not near.all() else 0
     since = int(bins.ends[first - 1]) if first else None
-    return State(
+    return CurveState(
         "stuck",
         f"The training loss stays at {_show(last.value)} (noise {_show(last.error)}); a model that "
         f"gives each of {curve.classes} classes the same probability has {_show(expected)}.",
@@ -217,7 +217,7 @@ def _find_stuck(curve: Curve) -> State | None:
     )
 
 
-def _find_flat(curve: Curve) -> State | None:
+def _find_flat(curve: Curve) -> CurveState | None:
     """Find a loss that never fell; it is not clear if a fall may be hidden by the noise."""
     if not curve.has_start:
         return None
@@ -238,16 +238,16 @@ def _find_flat(curve: Curve) -> State | None:
     )
     if _warms_up(curve):
         text = f"The learning rate is still rising, and the loss has not fallen yet: {numbers}."
-        return State("unclear", text, evidence=evidence)
+        return CurveState("unclear", text, evidence=evidence)
     if max(fall, 0.0) + 2 * noise > _BOUND * size:
         text = f"The losses differ so much that a fall cannot be seen yet: {numbers}."
-        return State("unclear", text, evidence=evidence)
+        return CurveState("unclear", text, evidence=evidence)
     steps = int(curve.length)
     text = f"The training loss did not fall in {steps:,} steps: {numbers}."
-    return State("flat", text, evidence={**evidence, "steps": steps})
+    return CurveState("flat", text, evidence={**evidence, "steps": steps})
 
 
-def _find_swings(curve: Curve) -> State | None:
+def _find_swings(curve: Curve) -> CurveState | None:
     """Find a loss that rises and falls again and again, by far more than the batches differ."""
     bins = curve.bins
     begin = len(bins) // 2
@@ -270,7 +270,7 @@ def _find_swings(curve: Curve) -> State | None:
         f"around {_show(level)}, {turns} times. Its batches differ by {_show(white)} in the mean."
     )
     evidence = {"swing": swing, "level": level, "turns": turns, "noise": white}
-    return State("oscillating", text, int(bins.ends[begin]), evidence)
+    return CurveState("oscillating", text, int(bins.ends[begin]), evidence)
 
 
 def _count_turns(values: np.ndarray, least: float) -> int:
@@ -286,7 +286,7 @@ def _count_turns(values: np.ndarray, least: float) -> int:
     return turns
 
 
-def _find_plateau(curve: Curve) -> State | None:
+def _find_plateau(curve: Curve) -> CurveState | None:
     """Find a loss that fell, and has not fallen since, although the learning rate is not zero."""
     bins = curve.bins
     before, last = bins.level(0.6, 0.8), bins.level(0.8, 1.0)
@@ -302,7 +302,7 @@ def _find_plateau(curve: Curve) -> State | None:
         f"fallen since step {since:,} (noise {_show(noise)})."
     )
     evidence = {"initial": curve.initial, "end": last.value, "noise": noise}
-    return State("plateau", text, since, evidence)
+    return CurveState("plateau", text, since, evidence)
 
 
 def _rate_is_over(curve: Curve) -> bool:
@@ -313,11 +313,11 @@ def _rate_is_over(curve: Curve) -> bool:
     return bool(np.median(last) <= _NO_RATE * curve.rates.max())
 
 
-def _describe_fall(curve: Curve) -> State:
+def _describe_fall(curve: Curve) -> CurveState:
     end = _end(curve)
     text = f"The training loss fell from {_show(curve.initial)} to {_show(end.value)}."
     evidence = {"initial": curve.initial, "end": end.value, "noise": end.error}
-    return State("falling", text, evidence=evidence)
+    return CurveState("falling", text, evidence=evidence)
 
 
 def _show(value: float) -> str:

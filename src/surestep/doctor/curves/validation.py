@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from surestep.doctor.curves.curve import Curve, Values
-from surestep.doctor.curves.state import State
+from surestep.doctor.curves.state import CurveState
 
 _AFTER_BEST = 5  # evaluations
 _MOST_RISE = 0.2  # of the best loss: a smaller rise is none
@@ -21,12 +21,12 @@ _BETTER = 0.1  # of the training loss
 _TIMES = 3  # evaluations
 
 
-def name_validation(curve: Curve) -> State | None:
+def name_validation(curve: Curve) -> CurveState | None:
     """Return what the validation shows; None if nothing seems to be wrong."""
     return _find_perfect(curve) or _find_better(curve) or _find_overfitting(curve)
 
 
-def _find_overfitting(curve: Curve) -> State | None:
+def _find_overfitting(curve: Curve) -> CurveState | None:
     """Find a validation loss that rises from its best while the training loss falls."""
     found = curve.evaluations
     is_known = np.isfinite(found.losses)
@@ -63,7 +63,7 @@ def _find_overfitting(curve: Curve) -> State | None:
         "train_at_best": train_before,
         "train_at_end": train_end,
     }
-    return State("overfitting", text, since, evidence)
+    return CurveState("overfitting", text, since, evidence)
 
 
 def _trends_up(values: Values) -> bool:
@@ -96,7 +96,7 @@ def _score_improves(curve: Curve, step: float) -> bool:
     return False
 
 
-def _find_perfect(curve: Curve) -> State | None:
+def _find_perfect(curve: Curve) -> CurveState | None:
     """Find a first evaluation that is near perfect although training has just begun."""
     found, start = curve.evaluations, curve.initial
     if not len(found.steps) or not found.scores or not start > 0:
@@ -115,10 +115,10 @@ def _find_perfect(curve: Curve) -> State | None:
         f"At the first evaluation, at step {step:,} of {int(total):,}, the validation {name} is "
         f"{score:.4g} and the loss {_show(loss)}; training started with {_show(start)}."
     )
-    return State("leaking", text, step, {"score": score, "loss": loss, "start": start})
+    return CurveState("leaking", text, step, {"score": score, "loss": loss, "start": start})
 
 
-def _find_better(curve: Curve) -> State | None:
+def _find_better(curve: Curve) -> CurveState | None:
     """Find a validation loss far below the training loss, if nothing is known to explain it."""
     found = curve.evaluations
     if curve.is_regularized is not False or not len(curve.bins) or not len(found.steps):
@@ -133,7 +133,7 @@ def _find_better(curve: Curve) -> State | None:
         "without dropout, label smoothing or mixup."
     )
     evidence = {"validation": float(losses[-1]), "training": float(train[-1])}
-    return State("leaking", text, int(steps[0]), evidence)
+    return CurveState("leaking", text, int(steps[0]), evidence)
 
 
 def _show(value: float) -> str:

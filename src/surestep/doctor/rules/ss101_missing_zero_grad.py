@@ -49,7 +49,7 @@ from surestep.doctor.runtime.tally import FEWEST, Tally
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import Action, find_actions, is_optimizer, may_be_same
 from surestep.doctor.source.values import Function, Instance, walk
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -180,26 +180,26 @@ class _Seen:
         return self.looks[-1]
 
 
-class Watch(Watcher):
+class MissingZeroGradWatcher(Watcher):
     """Count the batches whose gradients each step uses."""
 
     def __init__(self) -> None:
         self._seen: dict[int, _Seen] = {}  # by the ids of optimizers, which may have no hash
         self._mistaken: list[Tally] = []
 
-    def on_optimizer(self, run: Run, optimizer: Optimizer) -> None:
+    def on_optimizer(self, run: Script, optimizer: Optimizer) -> None:
         used = list(iter_parameters(optimizer))
         known = {key: seen for key, seen in self._seen.items() if seen.optimizer() is not None}
         self._seen = {**known, id(optimizer): _Seen(ref(optimizer), [ref(p) for p in used[:3]])}
 
-    def on_zero_grad(self, run: Run, parameters: Sequence[Tensor]) -> None:
+    def on_zero_grad(self, run: Script, parameters: Sequence[Tensor]) -> None:
         for seen in self._seen.values():
             probes = [probe() for probe in seen.parameters]
             if any(parameter is probe for parameter in parameters for probe in probes):
                 seen.zero(run.backwards)
                 seen.is_called = True
 
-    def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
+    def on_backward(self, run: Script, losses: Sequence[Tensor], keeps_graph: bool) -> None:
         for seen in self._seen.values():
             is_unknown = seen.versions is None
             if seen.stepped_at >= 0 and (
@@ -207,22 +207,22 @@ class Watch(Watcher):
             ):
                 seen.zero(run.backwards - 1)  # the script may have changed them by hand
 
-    def after_backward(self, run: Run, losses: Sequence[Tensor]) -> None:
+    def after_backward(self, run: Script, losses: Sequence[Tensor]) -> None:
         for seen in self._seen.values():
             if seen.stepped_at >= 0:
                 seen.versions = _versions(seen.parameters)
 
-    def on_step(self, run: Run, optimizer: Optimizer) -> None:
+    def on_step(self, run: Script, optimizer: Optimizer) -> None:
         self._count(run, self._seen[id(optimizer)])
 
-    def _count(self, run: Run, seen: _Seen) -> None:
+    def _count(self, run: Script, seen: _Seen) -> None:
         if 0 <= seen.stepped_at < run.backwards:
             seen.tally.add_here(run, run.backwards - seen.zeroed_at)
             if seen.tally.mistakes == 1 and len(self._mistaken) < _MOST:
                 self._mistaken.append(seen.tally)
             seen.stepped_at = run.backwards  # counted
 
-    def after_step(self, run: Run, optimizer: Optimizer) -> None:
+    def after_step(self, run: Script, optimizer: Optimizer) -> None:
         seen = self._seen[id(optimizer)]
         self._count(run, seen)  # backward passes of the closure
         seen.stepped_at = run.backwards
@@ -231,7 +231,7 @@ class Watch(Watcher):
         seen.versions = _versions(seen.parameters) if is_read else None
         seen.is_called = False
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         for tally in self._mistaken:
             if tally.mistakes >= FEWEST:
                 batches = format_count(tally.most, "batch", "batches")

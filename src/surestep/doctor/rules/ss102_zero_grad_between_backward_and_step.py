@@ -49,14 +49,14 @@ from typing import TYPE_CHECKING
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.runtime.windows import Window, WindowWatcher, has_gradient
-from surestep.doctor.source.order import Order, happens_before, is_zeroed_by
+from surestep.doctor.source.steps import StepOrder, happens_before, is_zeroed_by
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import Action, may_be_same
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from surestep.doctor.watcher import Run
+    from surestep.doctor.watcher import Script
 
 SEVERITY = "error"
 FIX = "Call optimizer.zero_grad() before backward() or after step(), not between them."
@@ -65,7 +65,7 @@ FIX = "Call optimizer.zero_grad() before backward() or after step(), not between
 def check(program: Program) -> Iterator[Problem]:
     """Find calls of `zero_grad` between the last backward pass and a step."""
     for trace in program.traces:
-        order = Order(trace)
+        order = StepOrder(trace)
         for step in order.actions:
             if not step.is_step or _has_closure(step):
                 continue
@@ -87,7 +87,7 @@ def _has_closure(step: Action) -> bool:
     return step.kind == "step" and (call is None or bool(call.args or call.keywords))
 
 
-def _find_lost(order: Order, zero: Action, step: Action) -> Action | None:
+def _find_lost(order: StepOrder, zero: Action, step: Action) -> Action | None:
     """Return the backward pass whose gradients a zeroing before a step wipes."""
     if not is_zeroed_by(zero, step.target) or not order.is_before(zero.event, step.event):
         return None
@@ -105,15 +105,15 @@ def _find_lost(order: Order, zero: Action, step: Action) -> Action | None:
     return None
 
 
-class Watch(WindowWatcher):
+class ZeroGradBetweenBackwardAndStepWatcher(WindowWatcher):
     """Find steps whose gradients were zeroed after the last backward pass."""
 
-    def judge(self, run: Run, optimizer: Optimizer, window: Window, tally: Tally) -> None:
+    def judge(self, run: Script, optimizer: Optimizer, window: Window, tally: Tally) -> None:
         backward, zero = window.find_last("backward"), window.find_last("zero")
         if 0 <= backward < zero and window.find_last("write") < zero:
             tally.add(window.events[zero].location, run.step)
 
-    def judge_closure(self, run: Run, optimizer: Optimizer, tally: Tally) -> None:
+    def judge_closure(self, run: Script, optimizer: Optimizer, tally: Tally) -> None:
         is_of_torch = type(optimizer).__module__.startswith("torch.optim.")  # it zeroes nothing
         if is_of_torch and not has_gradient(optimizer):
             tally.checked += 1

@@ -43,14 +43,14 @@ from weakref import WeakSet
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.runtime.windows import Window, WindowWatcher
-from surestep.doctor.source.order import Order, happens_before, is_measurement
+from surestep.doctor.source.steps import StepOrder, happens_before, is_measurement
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import Action
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from surestep.doctor.watcher import Run
+    from surestep.doctor.watcher import Script
 
 SEVERITY = "error"
 FIX = "Clip the gradients after backward() and before step()."
@@ -59,7 +59,7 @@ FIX = "Clip the gradients after backward() and before step()."
 def check(program: Program) -> Iterator[Problem]:
     """Find clips without a backward pass before them, but with one between them and the step."""
     for trace in program.traces:
-        order = Order(trace)
+        order = StepOrder(trace)
         for clip in order.actions:
             if clip.kind != "clip" or is_measurement(clip):
                 continue
@@ -73,7 +73,7 @@ def check(program: Program) -> Iterator[Problem]:
                 )
 
 
-def _find_later_backward(order: Order, clip: Action) -> Action | None:
+def _find_later_backward(order: StepOrder, clip: Action) -> Action | None:
     """Return the backward pass whose gradients are not clipped before the next step."""
     actions = order.find_pass(clip.event)
     at = actions.index(clip)
@@ -96,14 +96,14 @@ def _find_later_backward(order: Order, clip: Action) -> Action | None:
     return None
 
 
-class Watch(WindowWatcher):
+class ClipBeforeBackwardWatcher(WindowWatcher):
     """Find steps whose gradients were clipped only before the backward pass."""
 
     def __init__(self) -> None:
         super().__init__()
         self._begins_with_clip: WeakSet[Optimizer] = WeakSet()
 
-    def judge(self, run: Run, optimizer: Optimizer, window: Window, tally: Tally) -> None:
+    def judge(self, run: Script, optimizer: Optimizer, window: Window, tally: Tally) -> None:
         clip = window.find_unused_clip()
         if clip is None:
             return

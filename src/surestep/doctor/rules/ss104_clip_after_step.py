@@ -43,14 +43,14 @@ from weakref import WeakSet
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.runtime.windows import Window, WindowWatcher
-from surestep.doctor.source.order import Order, happens_before, is_measurement, is_part_of
+from surestep.doctor.source.steps import StepOrder, happens_before, is_measurement, is_part_of
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import Action
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from surestep.doctor.watcher import Run
+    from surestep.doctor.watcher import Script
 
 SEVERITY = "error"
 FIX = "Clip the gradients before step() and after backward()."
@@ -59,7 +59,7 @@ FIX = "Clip the gradients before step() and after backward()."
 def check(program: Program) -> Iterator[Problem]:
     """Find clips that no step follows, but that a step precedes."""
     for trace in program.traces:
-        order = Order(trace)
+        order = StepOrder(trace)
         for clip in order.actions:
             if clip.kind != "clip" or is_measurement(clip):
                 continue
@@ -72,7 +72,7 @@ def check(program: Program) -> Iterator[Problem]:
                 )
 
 
-def _find_earlier_step(order: Order, clip: Action) -> Action | None:
+def _find_earlier_step(order: StepOrder, clip: Action) -> Action | None:
     """Return the step before a clip, if the clip cannot serve another step."""
     actions = order.find_pass(clip.event)
     at = actions.index(clip)
@@ -91,14 +91,14 @@ def _find_earlier_step(order: Order, clip: Action) -> Action | None:
     return steps[-1] if is_certain else None
 
 
-class Watch(WindowWatcher):
+class ClipAfterStepWatcher(WindowWatcher):
     """Find steps after which the gradients are clipped, and not before them."""
 
     def __init__(self) -> None:
         super().__init__()
         self._begins_without_clip: WeakSet[Optimizer] = WeakSet()
 
-    def judge(self, run: Run, optimizer: Optimizer, window: Window, tally: Tally) -> None:
+    def judge(self, run: Script, optimizer: Optimizer, window: Window, tally: Tally) -> None:
         clip = window.find_unused_clip()
         if window.is_first and clip is None:
             self._begins_without_clip.add(optimizer)

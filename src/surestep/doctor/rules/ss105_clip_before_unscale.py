@@ -49,10 +49,10 @@ from typing import TYPE_CHECKING, Any
 from surestep.doctor.problem import Location, Problem, at_event
 from surestep.doctor.runtime.parameters import iter_parameters
 from surestep.doctor.runtime.tally import Tally
-from surestep.doctor.source.order import Order, is_enabled, is_measurement, is_scaled
+from surestep.doctor.source.steps import StepOrder, is_enabled, is_measurement, is_scaled
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import Action
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,7 +66,7 @@ _LARGE_LIMIT = 100.0  # is that of scaled gradients
 def check(program: Program) -> Iterator[Problem]:
     """Find clips between a scaled backward pass and the step of the scaler."""
     for trace in program.traces:
-        order = Order(trace)
+        order = StepOrder(trace)
         for clip in order.actions:
             if clip.kind != "clip" or is_measurement(clip):
                 continue
@@ -80,7 +80,7 @@ def check(program: Program) -> Iterator[Problem]:
                 )
 
 
-def _find_scaled_backward(order: Order, clip: Action) -> Action | None:
+def _find_scaled_backward(order: StepOrder, clip: Action) -> Action | None:
     """Return the backward pass of scaled gradients that a clip gets."""
     actions = order.find_pass(clip.event)
     at = actions.index(clip)
@@ -108,7 +108,7 @@ class _Clip:
     unscaled: frozenset[int]
 
 
-class Watch(Watcher):
+class ClipBeforeUnscaleWatcher(Watcher):
     """Compare what was clipped before a step with what was unscaled then."""
 
     SAMPLED = ("on_clip", "on_scaler_step")
@@ -118,11 +118,11 @@ class Watch(Watcher):
         self._clip: _Clip | None = None
         self._tally = Tally()  # of steps
 
-    def on_scale(self, run: Run, scaler: Any) -> None:
+    def on_scale(self, run: Script, scaler: Any) -> None:
         self._scaler = weakref.ref(scaler)
 
     def on_clip(
-        self, run: Run, parameters: Sequence[Tensor], limit: float, norm: Tensor | None
+        self, run: Script, parameters: Sequence[Tensor], limit: float, norm: Tensor | None
     ) -> None:
         scaler = None if self._scaler is None else self._scaler()
         # Without a limit the norm is only measured; a large one is multiplied with the scale.
@@ -137,7 +137,7 @@ class Watch(Watcher):
         ids = frozenset(map(id, parameters))
         self._clip = _Clip(run.locate(), run.backwards, ids, frozenset(unscaled))
 
-    def on_scaler_step(self, run: Run, scaler: Any, optimizer: Optimizer) -> None:
+    def on_scaler_step(self, run: Script, scaler: Any, optimizer: Optimizer) -> None:
         clip, self._clip = self._clip, None
         self._tally.checked += 1
         if clip is None or clip.backwards != run.backwards or id(optimizer) in clip.unscaled:
@@ -145,7 +145,7 @@ class Watch(Watcher):
         if any(id(p) in clip.parameters for p in iter_parameters(optimizer)):
             self._tally.add(clip.location, run.step + 1)
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         tally = self._tally
         if tally.is_usual:
             yield tally.report(

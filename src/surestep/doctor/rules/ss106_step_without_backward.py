@@ -51,7 +51,7 @@ from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.runtime.values import read_part
 from surestep.doctor.runtime.windows import Window, WindowWatcher, has_gradient
-from surestep.doctor.source.order import Order, find_windows, is_zeroed_by
+from surestep.doctor.source.steps import StepOrder, find_windows, is_zeroed_by
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import (
     is_made_by,
@@ -61,7 +61,7 @@ from surestep.doctor.source.training import (
     may_be_same,
 )
 from surestep.doctor.source.values import Call
-from surestep.doctor.watcher import Run
+from surestep.doctor.watcher import Script
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -79,7 +79,7 @@ _VALUES = 8  # of a parameter, by which a step is noticed
 def check(program: Program) -> Iterator[Problem]:
     """Find loops that have only one of both, or that lose batches between two steps."""
     for trace in program.traces:
-        order = Order(trace)
+        order = StepOrder(trace)
         if not order.is_all_clear or program.mentions("grad"):
             continue
         if trace.entry is None or not trace.entry.name.startswith("test_"):  # tests one of both
@@ -88,7 +88,7 @@ def check(program: Program) -> Iterator[Problem]:
         yield from _find_lost_batches(order)
 
 
-def _find_steps_alone(order: Order) -> Iterator[Problem]:
+def _find_steps_alone(order: StepOrder) -> Iterator[Problem]:
     if any(action.kind == "backward" for action in order.actions):
         return
     for step in order.actions:
@@ -107,7 +107,7 @@ def _is_forward(event: Event, call: Call) -> bool:
     return call.path == "()" and is_model(call.receiver) and not is_without_grad(event)
 
 
-def _find_backwards_alone(order: Order) -> Iterator[Problem]:
+def _find_backwards_alone(order: StepOrder) -> Iterator[Problem]:
     targets = [action.target for action in order.actions if action.is_step]
     zeroes = [action for action in order.actions if action.kind == "zero_grad"]
     for index, zero in enumerate(zeroes):
@@ -124,7 +124,7 @@ def _find_backwards_alone(order: Order) -> Iterator[Problem]:
             yield at_event(backward.event, text)
 
 
-def _find_lost_batches(order: Order) -> Iterator[Problem]:
+def _find_lost_batches(order: StepOrder) -> Iterator[Problem]:
     for window in find_windows(order):
         step, backward = window.step, window.backwards[0].event
         for zero in window.actions if window.has_one_step else ():
@@ -142,7 +142,7 @@ def _find_lost_batches(order: Order) -> Iterator[Problem]:
                 )
 
 
-class Watch(WindowWatcher):
+class StepWithoutBackwardWatcher(WindowWatcher):
     """Count steps without a backward pass, and backward passes without a step."""
 
     SAMPLED = ()  # any step shows that an optimizer steps
@@ -152,7 +152,7 @@ class Watch(WindowWatcher):
         self._forwards = 0
         self._never_stepped: list[tuple[History, Tensor, Tensor]] = []
 
-    def on_new_optimizer(self, run: Run, optimizer: Optimizer) -> None:
+    def on_new_optimizer(self, run: Script, optimizer: Optimizer) -> None:
         import torch
 
         history = run.histories.get(optimizer)
@@ -163,19 +163,19 @@ class Watch(WindowWatcher):
             if (is_plain or hasattr(probe, "to_local")) and probe.device.type != "meta":
                 self._never_stepped.append((history, probe, read_part(probe, _VALUES).clone()))
 
-    def on_forward(self, run: Run, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def on_forward(self, run: Script, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if len(run.modules) == 1 and module.training:
             import torch
 
             self._forwards += torch.is_grad_enabled()
 
-    def after_step(self, run: Run, optimizer: Optimizer) -> None:
+    def after_step(self, run: Script, optimizer: Optimizer) -> None:
         if self._never_stepped:
             stepped = run.histories.get(optimizer)
             self._never_stepped = [seen for seen in self._never_stepped if seen[0] is not stepped]
         super().after_step(run, optimizer)
 
-    def judge(self, run: Run, optimizer: Optimizer, window: Window, tally: Tally) -> None:
+    def judge(self, run: Script, optimizer: Optimizer, window: Window, tally: Tally) -> None:
         forwards, self._forwards = self._forwards, 0
         lost = _find_lost(window)
         kinds = {event.kind for event in window.events}
@@ -193,7 +193,7 @@ class Watch(WindowWatcher):
             return f"In {steps}, the gradients of {lost} were zeroed before a step used them."
         return f"{steps} had no gradient: backward() was not called."
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         yield from super().observe(run)
         for history, parameter, first in self._never_stepped:
             events = [e for e in history.current.events if e.kind in ("backward", "zero")]

@@ -47,7 +47,7 @@ from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.runtime.windows import Window, WindowWatcher
 from surestep.doctor.source.gradients import is_forward, is_loss_module
-from surestep.doctor.source.order import Order, StepWindow, find_windows, is_part_of, is_scaled
+from surestep.doctor.source.steps import StepOrder, StepWindow, find_windows, is_part_of, is_scaled
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import (
     Action,
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.utils.data import DataLoader
 
-    from surestep.doctor.watcher import Run
+    from surestep.doctor.watcher import Script
 
 SEVERITY = "warning"
 FIX = "Divide the loss by the number of batches of a step before backward()."
@@ -79,7 +79,7 @@ _ADAPTIVE = tuple(
 def check(program: Program) -> Iterator[Problem]:
     """Find backward passes of a mean in each pass of a loop that steps in one of N."""
     for trace in program.traces:
-        order = Order(trace)
+        order = StepOrder(trace)
         for window in find_windows(order):
             step, backward = window.step, _find_backward(order, window)
             if backward is not None and _is_count(window.size) and _depends_on_size(window):
@@ -91,7 +91,7 @@ def check(program: Program) -> Iterator[Problem]:
                 )
 
 
-def _find_backward(order: Order, window: StepWindow) -> Action | None:
+def _find_backward(order: StepOrder, window: StepWindow) -> Action | None:
     """Return the only backward pass of a window that is zeroed once, if its loss is a mean."""
     step, backward = window.step.event, window.backwards[0]
     zeroes = [action for action in window.actions if action.kind == "zero_grad"]
@@ -141,7 +141,7 @@ def _depends_on_size(window: StepWindow) -> bool:
     return is_made_by(optimizer, "torch.optim.") and not is_made_by(optimizer, *_ADAPTIVE)
 
 
-class Watch(WindowWatcher):
+class AccumulationNotDividedWatcher(WindowWatcher):
     """Find steps with several backward passes of means in one line."""
 
     SAMPLED = ("on_batch", "on_backward", "after_step")
@@ -151,23 +151,23 @@ class Watch(WindowWatcher):
         self._means = self._scaled = 0  # backward passes of means, and the next one that is scaled
         self._batches: Counter[int] = Counter()
 
-    def on_batch(self, run: Run, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
+    def on_batch(self, run: Script, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
         self._batches[id(loader)] += 1
 
-    def on_scale(self, run: Run, scaler: Any) -> None:
+    def on_scale(self, run: Script, scaler: Any) -> None:
         self._scaled = run.backwards + 1
 
-    def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
+    def on_backward(self, run: Script, losses: Sequence[Tensor], keeps_graph: bool) -> None:
         # A graph that is kept has several losses of one batch, which may be summed on purpose.
         if len(losses) == 1 and not keeps_graph:
             self._means += _is_computed_mean(losses[0], is_scaled=self._scaled == run.backwards)
 
-    def after_step(self, run: Run, optimizer: Optimizer) -> None:
+    def after_step(self, run: Script, optimizer: Optimizer) -> None:
         super().after_step(run, optimizer)
         self._means = 0
         self._batches.clear()
 
-    def judge(self, run: Run, optimizer: Optimizer, window: Window, tally: Tally) -> None:
+    def judge(self, run: Script, optimizer: Optimizer, window: Window, tally: Tally) -> None:
         backward = window.find_repeated_backward()
         kinds = [event.kind for event in window.events]
         if backward is None or "write" in kinds or len(run.optimizers) > 1:

@@ -56,12 +56,12 @@ from typing import TYPE_CHECKING, Any
 
 from surestep.base.text import format_count
 from surestep.doctor.problem import NOWHERE, Problem, at_event
-from surestep.doctor.source.order import Order, find_windows, is_zeroed_by
 from surestep.doctor.source.schedules import is_over_batches
+from surestep.doctor.source.steps import StepOrder, find_windows, is_zeroed_by
 from surestep.doctor.source.trace import Branch, Program
 from surestep.doctor.source.training import Action, may_be_same
 from surestep.doctor.source.values import Call, Operation, walk
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,7 +78,7 @@ _KEPT = 1000  # epochs
 def check(program: Program) -> Iterator[Problem]:
     """Find steps for one in N batches of a DataLoader, whose rest is zeroed for the next epoch."""
     for trace in program.traces:
-        order = Order(trace)
+        order = StepOrder(trace)
         for window in find_windows(order):
             step, loops = window.step, window.step.event.loops
             if len(loops) < 2 or not is_over_batches(loops[-1]) or not order.is_all_clear:
@@ -99,7 +99,7 @@ def _is_plain(branch: Branch) -> bool:
     return is_comparison and not any(isinstance(part, Call) for part in parts)
 
 
-def _is_dropped(order: Order, step: Action) -> bool:
+def _is_dropped(order: StepOrder, step: Action) -> bool:
     inner, outer = step.event.loops[-1], step.event.loops[-2]
     for action in order.actions:
         is_step = action.is_step and action is not step
@@ -114,7 +114,7 @@ def _is_dropped(order: Order, step: Action) -> bool:
     )
 
 
-class Watch(Watcher):
+class AccumulationLeftoverWatcher(Watcher):
     """Count the backward passes after the last step of an epoch."""
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class Watch(Watcher):
         self._carried: list[int] = []  # batches of steps that use some of the last epoch
         self._first, self._location = 0, NOWHERE
 
-    def on_step(self, run: Run, optimizer: Optimizer) -> None:
+    def on_step(self, run: Script, optimizer: Optimizer) -> None:
         batches = run.backwards - self._stepped_at
         if self._stepped_at < self._ended_at < run.backwards:
             if not self._carried:
@@ -135,13 +135,13 @@ class Watch(Watcher):
             self._windows[batches] += 1
         self._stepped_at = run.backwards
 
-    def after_step(self, run: Run, optimizer: Optimizer) -> None:
+    def after_step(self, run: Script, optimizer: Optimizer) -> None:
         self._stepped_at = run.backwards  # a closure may have made more
 
-    def after_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+    def after_loader(self, run: Script, loader: DataLoader[Any]) -> None:
         self._ended_at = run.backwards
 
-    def on_zero_grad(self, run: Run, parameters: Sequence[Tensor]) -> None:
+    def on_zero_grad(self, run: Script, parameters: Sequence[Tensor]) -> None:
         if self._stepped_at < self._ended_at == run.backwards:
             if not self._lost:
                 self._first, self._location = run.step, run.locate()
@@ -149,7 +149,7 @@ class Watch(Watcher):
             del self._lost[_KEPT:]
             self._stepped_at = run.backwards
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         if len(self._windows) != 1 or len(run.optimizers) > 1:
             return
         ((size, steps),) = self._windows.items()

@@ -42,8 +42,8 @@ from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.tally import Tally
-from surestep.doctor.source.order import Order
-from surestep.doctor.source.trace import Loop, Program
+from surestep.doctor.source.steps import StepOrder
+from surestep.doctor.source.trace import Program, SourceLoop
 from surestep.doctor.source.training import Action, describe, options_of, strip
 from surestep.doctor.source.values import (
     Attribute,
@@ -55,7 +55,7 @@ from surestep.doctor.source.values import (
     Value,
     walk,
 )
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,7 +70,7 @@ _MOST_NODES = 5000  # of a graph
 def check(program: Program) -> Iterator[Problem]:
     """Find the only backward pass of a script, if it keeps a graph made in the same pass."""
     for trace in program.traces:
-        order = Order(trace)
+        order = StepOrder(trace)
         backwards = [action for action in order.actions if action.kind == "backward"]
         if len(backwards) != 1 or not order.is_all_clear:
             continue
@@ -88,7 +88,7 @@ def _keeps_graph(call: Call) -> bool:
     return isinstance(given, Constant) and given.value is True
 
 
-def _has_state(order: Order, loop: Loop) -> bool:
+def _has_state(order: StepOrder, loop: SourceLoop) -> bool:
     """Return whether a value may go from one pass of a loop to the next."""
     if any(
         event.kind in ("store", "augment")
@@ -105,7 +105,7 @@ def _has_state(order: Order, loop: Loop) -> bool:
     return bool(stored[True] & stored[False])
 
 
-def _is_made_inside(order: Order, action: Action, loop: Loop) -> bool:
+def _is_made_inside(order: StepOrder, action: Action, loop: SourceLoop) -> bool:
     """Return whether known modules made the whole graph of a loss inside a loop."""
     inside = {
         id(event.value)
@@ -152,14 +152,14 @@ def _stores_attribute(method: ast.FunctionDef) -> bool:
     )
 
 
-class Watch(Watcher):
+class NeedlessRetainGraphWatcher(Watcher):
     """Count how often the parts of kept graphs run backward."""
 
     def __init__(self) -> None:
         self._graphs = Tally()  # that were kept
         self._is_used = False
 
-    def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
+    def on_backward(self, run: Script, losses: Sequence[Tensor], keeps_graph: bool) -> None:
         if (
             not keeps_graph
             or self._graphs.mistakes >= _MOST_GRAPHS
@@ -186,7 +186,7 @@ class Watch(Watcher):
 
         return count
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         graphs = self._graphs.mistakes
         if graphs >= _FEWEST_GRAPHS and not self._is_used:
             yield self._graphs.report(

@@ -49,7 +49,7 @@ from weakref import WeakSet
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.runtime.windows import Window, WindowWatcher
-from surestep.doctor.source.order import Order, StepWindow, find_windows, is_enabled, is_scaled
+from surestep.doctor.source.steps import StepOrder, StepWindow, find_windows, is_enabled, is_scaled
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import (
     Action,
@@ -64,7 +64,7 @@ from surestep.doctor.source.values import Call, Operation, Value
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from surestep.doctor.watcher import Run
+    from surestep.doctor.watcher import Script
 
 SEVERITY = "error"
 FIX = (
@@ -77,7 +77,7 @@ FIX = (
 def check(program: Program) -> Iterator[Problem]:
     """Find steps without the scaler, losses that are not scaled, and calls at the wrong time."""
     for trace in program.traces:
-        order = Order(trace)
+        order = StepOrder(trace)
         for step in order.actions:
             if not order.is_clear_inside(step.event):
                 continue
@@ -107,7 +107,7 @@ def _is_made(step: Action) -> bool:
     return bool(made) and is_scaler_of_torch and is_enabled(_scaler_of(step))
 
 
-def _find_step_of_scaled(order: Order, step: Action) -> Iterator[Problem]:
+def _find_step_of_scaled(order: StepOrder, step: Action) -> Iterator[Problem]:
     if any("get_scale" in event.file.names for event in order.trace.events):
         return
     for action in order.actions:
@@ -140,7 +140,7 @@ def _find_step_of_scaled(order: Order, step: Action) -> Iterator[Problem]:
             return
 
 
-def _find_unscaled_loss(order: Order, step: Action) -> Iterator[Problem]:
+def _find_unscaled_loss(order: StepOrder, step: Action) -> Iterator[Problem]:
     calls = (event.call for event in order.trace.events)
     if any(call is not None and call.path == ".scale" for call in calls):
         return
@@ -155,7 +155,7 @@ def _find_unscaled_loss(order: Order, step: Action) -> Iterator[Problem]:
             )
 
 
-def _find_missing_update(order: Order, step: Action) -> Iterator[Problem]:
+def _find_missing_update(order: StepOrder, step: Action) -> Iterator[Problem]:
     if step.event.loop is None or not order.is_all_clear:
         return
     if not any(action.kind == "update" for action in order.actions):
@@ -181,7 +181,7 @@ def _find_calls_in_every_batch(window: StepWindow) -> Iterator[Problem]:
             )
 
 
-class Watch(WindowWatcher):
+class ScalerMisusedWatcher(WindowWatcher):
     """Find steps with scaled gradients, and gradients that are unscaled several times."""
 
     def __init__(self) -> None:
@@ -189,13 +189,13 @@ class Watch(WindowWatcher):
         self._scaled = 0  # the number of the last backward pass of a scaled loss
         self._stepping: WeakSet[Optimizer] = WeakSet()
 
-    def on_scale(self, run: Run, scaler: Any) -> None:
+    def on_scale(self, run: Script, scaler: Any) -> None:
         self._scaled = run.backwards + 1
 
-    def on_scaler_step(self, run: Run, scaler: Any, optimizer: Optimizer) -> None:
+    def on_scaler_step(self, run: Script, scaler: Any, optimizer: Optimizer) -> None:
         self._stepping.add(optimizer)
 
-    def judge(self, run: Run, optimizer: Optimizer, window: Window, tally: Tally) -> None:
+    def judge(self, run: Script, optimizer: Optimizer, window: Window, tally: Tally) -> None:
         is_by_scaler = optimizer in self._stepping
         self._stepping.discard(optimizer)
         used = window.events[window.find_last("zero") + 1 :]

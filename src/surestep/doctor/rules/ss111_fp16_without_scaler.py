@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING, Any
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.runtime.windows import Window, WindowWatcher
-from surestep.doctor.source.order import Order, is_autocast
+from surestep.doctor.source.steps import StepOrder, is_autocast
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import Action, describe, is_made_by, options_of
 from surestep.doctor.source.values import Call, Constant, Operation, Symbol, Value, walk
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from surestep.doctor.watcher import Run
+    from surestep.doctor.watcher import Script
 
 SEVERITY = "error"
 FIX = "Use a GradScaler for the backward pass and the step, or dtype=torch.bfloat16."
@@ -67,7 +67,7 @@ def check(program: Program) -> Iterator[Problem]:
     if program.contains(_SCALES):
         return
     for trace in program.traces:
-        order = Order(trace)
+        order = StepOrder(trace)
         steps = [action for action in order.actions if action.kind == "step"]
         if not order.is_all_clear or not steps:
             continue
@@ -86,7 +86,7 @@ def check(program: Program) -> Iterator[Problem]:
                 )
 
 
-def _is_followed_by_step(order: Order, action: Action, steps: list[Action]) -> bool:
+def _is_followed_by_step(order: StepOrder, action: Action, steps: list[Action]) -> bool:
     return any(
         order.is_before(action.event, step.event) and is_made_by(step.target, "torch.optim.")
         for step in steps
@@ -127,7 +127,7 @@ def _is_half(context: Value) -> bool:
     )
 
 
-class Watch(WindowWatcher):
+class Fp16WithoutScalerWatcher(WindowWatcher):
     """Find steps after forward passes in float16, in a run without a GradScaler."""
 
     SAMPLED = (*WindowWatcher.SAMPLED, "on_forward", "on_backward")
@@ -136,25 +136,25 @@ class Watch(WindowWatcher):
         super().__init__()
         self._is_half = self._is_scaled = False
 
-    def on_scale(self, run: Run, scaler: Any) -> None:
+    def on_scale(self, run: Script, scaler: Any) -> None:
         self._is_scaled = True
 
-    def on_forward(self, run: Run, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def on_forward(self, run: Script, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if len(run.modules) == 1 and module.training and not (self._is_half or self._is_scaled):
             self._is_half = _is_autocast_to_half()
 
-    def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
+    def on_backward(self, run: Script, losses: Sequence[Tensor], keeps_graph: bool) -> None:
         for loss in losses if self._is_half else ():
             # The script may scale the loss itself.
             self._is_scaled |= loss.grad_fn is None or loss.grad_fn.name().startswith("MulBackward")
 
-    def judge(self, run: Run, optimizer: Optimizer, window: Window, tally: Tally) -> None:
+    def judge(self, run: Script, optimizer: Optimizer, window: Window, tally: Tally) -> None:
         is_half, self._is_half = self._is_half, False
         backward = window.find_last("backward")
         if is_half and not self._is_scaled and backward >= 0 and window.find_last("write") < 0:
             tally.add(window.events[backward].location, run.step)
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         return iter(()) if self._is_scaled else super().observe(run)
 
     def describe(self, tally: Tally) -> str:

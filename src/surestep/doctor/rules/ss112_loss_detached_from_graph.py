@@ -55,7 +55,7 @@ from surestep.doctor.runtime.windows import (
     is_any_trained,
 )
 from surestep.doctor.source.gradients import GradientPaths, is_forward
-from surestep.doctor.source.order import Order, is_scaled
+from surestep.doctor.source.steps import StepOrder, is_scaled
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import describe
 from surestep.doctor.source.values import Call, Value
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from surestep.doctor.watcher import Run
+    from surestep.doctor.watcher import Script
 
 SEVERITY = "error"
 FIX = "Compute the loss from the model's output with tensor operations, and call backward() on it."
@@ -75,7 +75,7 @@ def check(program: Program) -> Iterator[Problem]:
     if program.mentions("grad"):  # the gradient of a detached tensor may be wanted
         return
     for trace in program.traces:
-        order = Order(trace)
+        order = StepOrder(trace)
         if not any(action.is_step for action in order.actions):
             continue
         paths = GradientPaths(trace)
@@ -101,7 +101,7 @@ def _describe_break(value: Value) -> str:
     return f"`{describe(value)}` detaches the loss from the graph"
 
 
-class Watch(WindowWatcher):
+class LossDetachedFromGraphWatcher(WindowWatcher):
     """Find losses without a graph, and optimizers whose parameters no backward pass reaches.
 
     A loss may also be computed in part of the output of a model that was detached.
@@ -119,10 +119,10 @@ class Watch(WindowWatcher):
         self._detached: Tally = Tally()
         self._is_split = False  # a script may use the gradient of a detached output later
 
-    def on_model(self, run: Run, model: nn.Module) -> None:
+    def on_model(self, run: Script, model: nn.Module) -> None:
         self._models.add(model)
 
-    def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
+    def on_backward(self, run: Script, losses: Sequence[Tensor], keeps_graph: bool) -> None:
         self._is_split |= any(loss.numel() != 1 for loss in losses)
         if self._is_of_detached_output(losses[0]):
             self._detached.add(run.locate(), run.step + 1)
@@ -134,7 +134,7 @@ class Watch(WindowWatcher):
             tally.mistakes += is_bare
 
     def after_forward(
-        self, run: Run, module: nn.Module, inputs: tuple[Any, ...], output: Any
+        self, run: Script, module: nn.Module, inputs: tuple[Any, ...], output: Any
     ) -> None:
         if len(run.modules) != 1 or run.in_backward:
             return
@@ -144,7 +144,7 @@ class Watch(WindowWatcher):
             if tensor.grad_fn is not None and tensor.numel() and memory not in given:
                 self._outputs[memory] = weakref.ref(tensor)
 
-    def after_step(self, run: Run, optimizer: Optimizer) -> None:
+    def after_step(self, run: Script, optimizer: Optimizer) -> None:
         if run.is_sampled:
             self._outputs.clear()
             super().after_step(run, optimizer)
@@ -163,7 +163,7 @@ class Watch(WindowWatcher):
         outputs = [self._outputs.get(leaf.data_ptr(), lambda: None)() for leaf in leaves]
         return any(output is not None for output in outputs)
 
-    def judge(self, run: Run, optimizer: Optimizer, window: Window, tally: Tally) -> None:
+    def judge(self, run: Script, optimizer: Optimizer, window: Window, tally: Tally) -> None:
         backward = window.find_last("other")
         if run.histories[optimizer].is_reached or has_gradient(optimizer):
             self._reached.append(tally)
@@ -178,7 +178,7 @@ class Watch(WindowWatcher):
         is_called = any(id(p) in called for p in iter_parameters(optimizer))
         return not is_called and any(parameter.grad is not None for parameter in parameters)
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         for tally in self._bare.values():
             if tally.is_usual and run.step >= FEWEST:
                 yield tally.report(
@@ -207,7 +207,7 @@ class Watch(WindowWatcher):
         )
 
 
-def _is_bare(loss: Tensor, run: Run) -> bool:
+def _is_bare(loss: Tensor, run: Script) -> bool:
     """Return whether a loss, before it was scaled, is a leaf that no optimizer has."""
     import torch
 

@@ -38,7 +38,7 @@ Right:
 from collections.abc import Iterator
 
 from surestep.doctor.problem import Problem, at_event
-from surestep.doctor.source.order import is_autocast
+from surestep.doctor.source.steps import is_autocast
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import describe, find_actions
 from surestep.doctor.source.values import last_name

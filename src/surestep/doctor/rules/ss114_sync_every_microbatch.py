@@ -55,7 +55,7 @@ from typing import TYPE_CHECKING
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.runtime.windows import Window, WindowWatcher
-from surestep.doctor.source.order import Order, find_windows
+from surestep.doctor.source.steps import StepOrder, find_windows
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import describe, is_coordinator
 from surestep.doctor.source.values import Constant
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from surestep.doctor.watcher import Run
+    from surestep.doctor.watcher import Script
 
 SEVERITY = "speed"
 FIX = "Run all but the last backward pass of a step under `with model.no_sync():`."
@@ -83,7 +83,7 @@ def check(program: Program) -> Iterator[Problem]:
         names = [call.name for call in calls if call is not None]
         if "DistributedDataParallel" not in names:
             continue
-        for window in find_windows(Order(trace)):
+        for window in find_windows(StepOrder(trace)):
             is_one = isinstance(window.size, Constant) and window.size.value == 1
             if len(window.backwards) != 1 or is_one:
                 continue
@@ -96,7 +96,7 @@ def check(program: Program) -> Iterator[Problem]:
                 )
 
 
-class Watch(WindowWatcher):
+class SyncEveryMicrobatchWatcher(WindowWatcher):
     """Count the backward passes of a step in which DistributedDataParallel reduces."""
 
     SAMPLED = ("on_backward", "after_step")
@@ -106,18 +106,18 @@ class Watch(WindowWatcher):
         self._model: weakref.ref[nn.Module] | None = None
         self._reduced = 0  # backward passes since the last step
 
-    def on_model(self, run: Run, model: nn.Module) -> None:
+    def on_model(self, run: Script, model: nn.Module) -> None:
         from torch.nn.parallel import DistributedDataParallel
 
         if isinstance(model, DistributedDataParallel):
             self._model = weakref.ref(model)
 
-    def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
+    def on_backward(self, run: Script, losses: Sequence[Tensor], keeps_graph: bool) -> None:
         model = self._model() if self._model is not None else None
         if model is not None:
             self._reduced += bool(getattr(model, "require_backward_grad_sync", False))
 
-    def judge(self, run: Run, optimizer: Optimizer, window: Window, tally: Tally) -> None:
+    def judge(self, run: Script, optimizer: Optimizer, window: Window, tally: Tally) -> None:
         reduced, self._reduced = self._reduced, 0
         backward = window.find_repeated_backward()
         if backward is not None and reduced == len(window.list_kind("backward")):

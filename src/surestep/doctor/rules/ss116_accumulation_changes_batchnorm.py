@@ -48,14 +48,14 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from surestep.doctor.watcher import Run
+    from surestep.doctor.watcher import Script
 
 SEVERITY = "info"
 REVIEWED = True
 FIX = "Use GroupNorm or LayerNorm, or a batch without accumulation; or freeze the statistics."
 
 
-class Watch(WindowWatcher):
+class AccumulationChangesBatchnormWatcher(WindowWatcher):
     """Find BatchNorm layers in train mode in steps of several backward passes."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Watch(WindowWatcher):
         self._samples = 0  # of the last forward pass of a BatchNorm layer that is trained
         self._seen_at = -1  # the number of backward passes before it
 
-    def on_forward(self, run: Run, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def on_forward(self, run: Script, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         import torch
 
         from surestep.doctor import private
@@ -74,7 +74,7 @@ class Watch(WindowWatcher):
             self._layer, self._seen_at = type(module).__name__, run.backwards
             self._samples = len(inputs[0])
 
-    def judge(self, run: Run, optimizer: Optimizer, window: Window, tally: Tally) -> None:
+    def judge(self, run: Script, optimizer: Optimizer, window: Window, tally: Tally) -> None:
         backward = window.find_repeated_backward()
         if backward is None or self._seen_at != run.backwards - 1:
             return

@@ -48,7 +48,7 @@ from typing import TYPE_CHECKING
 from surestep.doctor.limits import CLIPPED_SHARE, FAR_ABOVE_LIMIT, FEWEST_CLIPPED
 from surestep.doctor.problem import NOWHERE, Problem
 from surestep.doctor.runtime.series import Series
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,7 +60,7 @@ FIX = "Lower the learning rate, average the loss, or raise max_norm to about the
 _KEPT = 128  # of their norms: copying each norm of a long run would take longer
 
 
-class Watch(Watcher):
+class GradientsAlwaysClippedWatcher(Watcher):
     """Compare the norms of gradients with their limit."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Watch(Watcher):
         self._location = NOWHERE
 
     def on_clip(
-        self, run: Run, parameters: Sequence[Tensor], limit: float, norm: Tensor | None
+        self, run: Script, parameters: Sequence[Tensor], limit: float, norm: Tensor | None
     ) -> None:
         # To read the norm of shards, the ranks would have to exchange them.
         if limit <= 0 or norm is None or hasattr(norm, "full_tensor"):
@@ -77,7 +77,7 @@ class Watch(Watcher):
             self._location = run.locate()
         self._norms.add(norm, limit)
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         ratios = [norm / limit for norm, limit in self._norms.read()]
         far = sum(ratio > FAR_ABOVE_LIMIT for ratio in ratios)
         if len(ratios) >= FEWEST_CLIPPED and far >= CLIPPED_SHARE * len(ratios):

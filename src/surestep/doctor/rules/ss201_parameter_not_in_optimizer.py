@@ -77,7 +77,7 @@ from surestep.doctor.source.training import (
     strip,
 )
 from surestep.doctor.source.values import Call, Constant, Element, Instance, Item, Value
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 from surestep.doctor.wording import list_names
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def _is_constant(value: Value | None, expected: bool) -> bool:
     return isinstance(value, Constant) and value.value is expected
 
 
-class Watch(Watcher):
+class ParameterNotInOptimizerWatcher(Watcher):
     """Find parameters with gradients that came after the optimizer of their model."""
 
     SAMPLED = ("on_step",)
@@ -210,10 +210,10 @@ class Watch(Watcher):
     def __init__(self) -> None:
         self._unheld = Unheld()
 
-    def on_new_optimizer(self, run: Run, optimizer: Optimizer) -> None:
+    def on_new_optimizer(self, run: Script, optimizer: Optimizer) -> None:
         self._unheld.remember(run, optimizer)
 
-    def on_step(self, run: Run, optimizer: Optimizer) -> None:
+    def on_step(self, run: Script, optimizer: Optimizer) -> None:
         used = {id(p): p for p in iter_parameters(optimizer)}
         for model in list(run.models):
             own = {id(parameter) for parameter in model.parameters()}
@@ -222,7 +222,7 @@ class Watch(Watcher):
             if is_current and not own.isdisjoint(used):
                 self._unheld.check(run, model, optimizer)
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         found = self._unheld.find(_FEWEST)
         for is_new in (True, False):
             late = [seen for seen in found if seen.is_new is is_new]

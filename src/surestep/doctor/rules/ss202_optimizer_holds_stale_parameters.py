@@ -72,7 +72,7 @@ from surestep.doctor.source.training import (
     strip,
 )
 from surestep.doctor.source.values import Call, Instance, Value, walk
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 from surestep.doctor.wording import list_names
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def _replaces(trace: Trace, created: int, event: Event) -> bool:
     )
 
 
-class Watch(Watcher):
+class OptimizerHoldsStaleParametersWatcher(Watcher):
     """Find optimizers of unused parameters, in models with newer parameters."""
 
     SAMPLED = ("on_step",)
@@ -189,10 +189,10 @@ class Watch(Watcher):
         self._unheld = Unheld()
         self._stale: dict[int, int] = {}  # parameters without a gradient, by optimizer
 
-    def on_new_optimizer(self, run: Run, optimizer: Optimizer) -> None:
+    def on_new_optimizer(self, run: Script, optimizer: Optimizer) -> None:
         self._unheld.remember(run, optimizer)
 
-    def on_step(self, run: Run, optimizer: Optimizer) -> None:
+    def on_step(self, run: Script, optimizer: Optimizer) -> None:
         used = list(iter_parameters(optimizer))
         unused = {id(p) for p in used if p.grad is None}
         if not unused:
@@ -210,7 +210,7 @@ class Watch(Watcher):
             for model in models:
                 self._unheld.check(run, model, optimizer)
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         late = [seen for seen in self._unheld.find(_FEWEST) if seen.is_new]
         if late:
             first, stale = min(late, key=lambda seen: seen.since_step), max(self._stale.values())

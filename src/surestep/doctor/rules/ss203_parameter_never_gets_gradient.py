@@ -62,7 +62,7 @@ from typing import TYPE_CHECKING
 
 from surestep.doctor.problem import NOWHERE, Problem
 from surestep.doctor.runtime.parameters import iter_parameters, list_held
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,7 +77,7 @@ _CHECKED = 200  # steps; later ones are not checked
 _SHOWN = 5  # names in a message
 
 
-class Watch(Watcher):
+class ParameterNeverGetsGradientWatcher(Watcher):
     """Remember the parameters that had no gradient at any step of their optimizer."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Watch(Watcher):
         self._count: dict[int, int] = {}
         self._locations = {0: NOWHERE}
 
-    def on_step(self, run: Run, optimizer: Optimizer) -> None:
+    def on_step(self, run: Script, optimizer: Optimizer) -> None:
         key = id(optimizer)
         steps = self._optimizers[key] = self._optimizers.get(key, 0) + 1
         if steps == 1:
@@ -103,7 +103,7 @@ class Watch(Watcher):
             owned = {id(p) for module in modules for p in module.parameters(recurse=False)}
             self._without[key] = {i: p for i, p in self._without[key].items() if i in owned}
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         for key, steps in self._optimizers.items():
             missing = [p for p in self._without[key].values() if p.requires_grad]
             # If none has one, another rule says why.
@@ -120,7 +120,7 @@ class Watch(Watcher):
             )
 
 
-def _has_unheld_gradient(run: Run) -> bool:
+def _has_unheld_gradient(run: Script) -> bool:
     """Return whether a model has a parameter with a gradient that no optimizer has."""
     held = list_held(run.optimizers)
     parameters = (p for model in list(run.models) for p in model.parameters())

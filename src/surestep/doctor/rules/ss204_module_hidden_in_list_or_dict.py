@@ -68,7 +68,7 @@ from surestep.doctor.runtime.parameters import list_held
 from surestep.doctor.source.modules import has_parameters
 from surestep.doctor.source.trace import Event, Program, Trace
 from surestep.doctor.source.values import Call, Collection, Instance, Value, walk
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
     from torch import nn
@@ -133,7 +133,7 @@ def _leads_to(value: Value, hidden: set[int]) -> bool:
     return any(id(part) in hidden for part in walk(value))
 
 
-class Watch(Watcher):
+class ModuleHiddenInListOrDictWatcher(Watcher):
     """Find modules in plain lists, tuples and dicts that are called with gradients."""
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ class Watch(Watcher):
         self._held: set[int] = set()
         self._found: dict[str, tuple[Location, int, set[int]]] = {}
 
-    def on_model(self, run: Run, model: nn.Module) -> None:
+    def on_model(self, run: Script, model: nn.Module) -> None:
         modules = list(model.modules())
         self._registered |= {id(p) for module in modules for p in module.parameters(False)}
         if len(self._hidden) < _MOST_HIDDEN:
@@ -150,10 +150,10 @@ class Watch(Watcher):
                 for name, module in _list_in_collections(parent):
                     self._hidden[module] = f"{type(parent).__name__}.{name}"
 
-    def on_optimizer(self, run: Run, optimizer: Optimizer) -> None:
+    def on_optimizer(self, run: Script, optimizer: Optimizer) -> None:
         self._held |= list_held([optimizer])
 
-    def on_forward(self, run: Run, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def on_forward(self, run: Script, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         name = self._hidden.get(module) if self._hidden and len(run.modules) > 1 else None
         if name is None or name in self._found or run.in_backward:
             return
@@ -163,7 +163,7 @@ class Watch(Watcher):
         if trained and torch.is_grad_enabled():
             self._found[name] = run.locate(), run.step + 1, trained
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         for name, (location, step, trained) in self._found.items():
             if trained.isdisjoint(self._registered | self._held):
                 yield Problem(

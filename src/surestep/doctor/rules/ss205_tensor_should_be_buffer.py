@@ -58,8 +58,7 @@ from surestep.doctor.problem import Location, Problem, at_event
 from surestep.doctor.runtime.values import read_part
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.values import Call, Instance, Operation, Value
-from surestep.doctor.watcher import Call as CallOfTorch
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, TorchCall, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -134,7 +133,7 @@ class _Drawn:
     location: Location
 
 
-class Watch(Watcher):
+class TensorShouldBeBufferWatcher(Watcher):
     """Compare the plain tensors of a module with random values that its `__init__` drew."""
 
     FUNCTIONS = ("rand", "randn", "randperm")
@@ -143,7 +142,7 @@ class Watch(Watcher):
         self._drawn: WeakKeyDictionary[nn.Module, list[_Drawn]] = WeakKeyDictionary()
         self._found: dict[str, tuple[Location, int]] = {}
 
-    def on_call(self, run: Run, call: CallOfTorch) -> None:
+    def on_call(self, run: Script, call: TorchCall) -> None:
         if call.arguments.get("generator") is not None or run.modules:
             return
         module = _find_constructed()
@@ -153,7 +152,7 @@ class Watch(Watcher):
         drawn = _Drawn(values, tuple(call.result.shape), run.locate())
         self._drawn.setdefault(module, []).append(drawn)
 
-    def on_model(self, run: Run, model: nn.Module) -> None:
+    def on_model(self, run: Script, model: nn.Module) -> None:
         for module in model.modules():
             for drawn in self._drawn.get(module, ()):
                 for name, value in vars(module).items():
@@ -161,7 +160,7 @@ class Watch(Watcher):
                         described = f"{type(module).__name__}.{name}"
                         self._found.setdefault(described, (drawn.location, run.step + 1))
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         for name, (location, step) in self._found.items():
             yield Problem(
                 f"{name} is a plain tensor with random values: `state_dict()` does not have them.",

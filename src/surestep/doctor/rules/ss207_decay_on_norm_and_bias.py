@@ -51,7 +51,7 @@ from surestep.doctor.source.modules import find_layers
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import describe, options_of
 from surestep.doctor.source.values import Call, Collection, Constant, Value
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 from surestep.doctor.wording import list_names
 
 if TYPE_CHECKING:
@@ -111,13 +111,13 @@ def _is_sensitive(layer: Call) -> bool:
     return layer.path.startswith("torch.nn.") and bool(_LAYERS.match(layer.name)) and not is_off
 
 
-class Watch(Watcher):
+class DecayOnNormAndBiasWatcher(Watcher):
     """Find parameters of normalization layers and embeddings in groups of AdamW with decay."""
 
     def __init__(self) -> None:
         self._found: list[tuple[Location, int, float, list[str]]] = []
 
-    def on_optimizer(self, run: Run, optimizer: Optimizer) -> None:
+    def on_optimizer(self, run: Script, optimizer: Optimizer) -> None:
         from torch.optim import AdamW
 
         if type(optimizer) is not AdamW:
@@ -137,7 +137,7 @@ class Watch(Watcher):
         if names:
             self._found.append((run.locate(), run.step + 1, max(known), names))
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         for location, step, decay, names in self._found[:1]:
             yield Problem(
                 f"AdamW with a weight decay of {decay:g} also shrinks {list_names(names)}.",

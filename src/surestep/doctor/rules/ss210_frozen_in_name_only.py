@@ -56,7 +56,7 @@ from surestep.doctor.problem import Location, Problem
 from surestep.doctor.runtime.parameters import iter_parameters
 from surestep.doctor.runtime.tally import Occurrence, Tally
 from surestep.doctor.runtime.values import read_part
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -89,7 +89,7 @@ class _Norm(Occurrence):
     was_trained: bool = False
 
 
-class Watch(Watcher):
+class FrozenInNameOnlyWatcher(Watcher):
     """Compare frozen parameters before and after steps, and count updates of statistics."""
 
     SAMPLED = ("on_step", "after_step")
@@ -101,7 +101,7 @@ class Watch(Watcher):
         self._changes: list[Tensor] = []  # the number of parameters that a step changed
         self._changed = Tally()  # steps that changed some
 
-    def on_forward(self, run: Run, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def on_forward(self, run: Script, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if getattr(module, "running_mean", None) is None or run.in_backward:
             return
         import torch
@@ -119,7 +119,7 @@ class Watch(Watcher):
             seen = run.step + 1, run.locate()
             self._norms[id(module)] = _Norm(weakref.ref(module), *seen, int(not trained), trained)
 
-    def on_step(self, run: Run, optimizer: Optimizer) -> None:
+    def on_step(self, run: Script, optimizer: Optimizer) -> None:
         self._before = []
         used = list(iter_parameters(optimizer))
         for parameter in used:
@@ -131,7 +131,7 @@ class Watch(Watcher):
                     values = read_part(parameter, _VALUES)
                     self._before.append((values, values.clone()))
 
-    def after_step(self, run: Run, optimizer: Optimizer) -> None:
+    def after_step(self, run: Script, optimizer: Optimizer) -> None:
         if not self._before:
             return
         import torch
@@ -142,7 +142,7 @@ class Watch(Watcher):
         if len(self._changes) == 1:
             self._changed.add(run.locate(), run.step)
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         norms = [
             norm
             for norm in self._norms.values()

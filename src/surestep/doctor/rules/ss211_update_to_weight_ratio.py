@@ -45,7 +45,7 @@ from surestep.doctor.problem import Location, Problem
 from surestep.doctor.runtime.parameters import iter_parameters
 from surestep.doctor.runtime.tally import Occurrence
 from surestep.doctor.runtime.values import read_part
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,7 +80,7 @@ class _Seen(Occurrence):
         return [part if part.dtype.itemsize == 8 else part.float() for part in parts]
 
 
-class Watch(Watcher):
+class UpdateToWeightRatioWatcher(Watcher):
     """Compare the change of parameters in a step with their size."""
 
     SAMPLED = ("on_step", "after_step")
@@ -89,7 +89,7 @@ class Watch(Watcher):
         self._seen: dict[int, _Seen] = {}
         self._before: list[Tensor] = []
 
-    def on_optimizer(self, run: Run, optimizer: Optimizer) -> None:
+    def on_optimizer(self, run: Script, optimizer: Optimizer) -> None:
         if len(self._seen) >= _MOST_PARAMETERS:
             return
         used = list(iter_parameters(optimizer))
@@ -99,13 +99,13 @@ class Watch(Watcher):
         references = [weakref.ref(parameter) for parameter in chosen]
         self._seen[id(optimizer)] = _Seen(run.step + 1, run.locate(), references, names)
 
-    def on_step(self, run: Run, optimizer: Optimizer) -> None:
+    def on_step(self, run: Script, optimizer: Optimizer) -> None:
         seen = self._seen.get(id(optimizer))
         self._before = []
         if seen is not None and len(seen.ratios) < _MOST_STEPS:
             self._before = [part.clone() for part in seen.read_parts()]
 
-    def after_step(self, run: Run, optimizer: Optimizer) -> None:
+    def after_step(self, run: Script, optimizer: Optimizer) -> None:
         if not self._before:
             return
         import torch
@@ -123,7 +123,7 @@ class Watch(Watcher):
         seen.ratios.append(torch.stack([ratio.to(ratios[0].device) for ratio in ratios]))
         self._before = []
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         for seen in self._seen.values():
             rows = [ratios.tolist() for ratios in seen.ratios]
             for index, name in enumerate(seen.names):
@@ -141,7 +141,7 @@ class Watch(Watcher):
                     break  # one parameter shows it
 
 
-def _find_name(run: Run, parameter: Tensor) -> str:
+def _find_name(run: Script, parameter: Tensor) -> str:
     """Return the name of a parameter in a model that was called, or its shape."""
     for model in list(run.models):
         for name, other in model.named_parameters():

@@ -49,7 +49,7 @@ from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Location, Problem
 from surestep.doctor.runtime.tally import Occurrence
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -88,7 +88,7 @@ class _Seen(Occurrence):
     is_last: bool = False
 
 
-class Watch(Watcher):
+class DeadActivationsWatcher(Watcher):
     """Count the batches for which the output of a layer is constant."""
 
     SAMPLED = ("after_forward",)
@@ -100,7 +100,7 @@ class Watch(Watcher):
         self._checked: tuple[weakref.ref[Tensor], int, Tensor | None] | None = None
 
     def after_forward(
-        self, run: Run, module: nn.Module, inputs: tuple[Any, ...], output: Any
+        self, run: Script, module: nn.Module, inputs: tuple[Any, ...], output: Any
     ) -> None:
         if run.in_backward or not module.training or not inputs:
             return
@@ -141,7 +141,7 @@ class Watch(Watcher):
                 return is_constant
         return _is_constant(given)
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         for seen in self._seen.values():
             if seen.calls < _FEWEST or seen.is_last:
                 continue

@@ -53,7 +53,7 @@ from typing import TYPE_CHECKING
 from surestep.doctor.problem import Problem, at_event, at_node
 from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.source.nodes import find_names
-from surestep.doctor.source.trace import Event, Loop, Program, Trace
+from surestep.doctor.source.trace import Event, Program, SourceLoop, Trace
 from surestep.doctor.source.training import describe, is_made_by, options_of
 from surestep.doctor.source.values import (
     Attribute,
@@ -67,7 +67,7 @@ from surestep.doctor.source.values import (
     last_name,
     walk,
 )
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
     from torch import nn
@@ -185,7 +185,7 @@ def _check_product(event: Event) -> Iterator[Problem]:
             yield at_event(event, f"`{ast.unparse(event.node)}`: {text}.")
 
 
-def _gives(loop: Loop, name: str) -> bool:
+def _gives(loop: SourceLoop, name: str) -> bool:
     """Return whether each pass of a loop makes a group of its layer with a named learning rate."""
     if not isinstance(loop.node, ast.For):
         return False
@@ -207,14 +207,14 @@ def _gives(loop: Loop, name: str) -> bool:
     return False
 
 
-class Watch(Watcher):
+class LayerwiseDecayWrongWayWatcher(Watcher):
     """Compare the learning rates of groups with the order of their layers in the model."""
 
     def __init__(self) -> None:
         self._mistake = Tally()
         self._rates: list[float] = []
 
-    def on_optimizer(self, run: Run, optimizer: Optimizer) -> None:
+    def on_optimizer(self, run: Script, optimizer: Optimizer) -> None:
         for model in list(run.models):
             rates = _list_rates(model, optimizer)
             for checked in (rates, rates[:-1]):  # the head may have a learning rate for itself
@@ -222,7 +222,7 @@ class Watch(Watcher):
                     self._rates = checked
                     self._mistake.add_here(run)
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         if self._rates:
             yield self._mistake.report(
                 f"The learning rates of {len(self._rates)} groups fall from {self._rates[0]:.3g} in"

@@ -46,7 +46,7 @@ from surestep.doctor.source.modules import models_of
 from surestep.doctor.source.trace import Program, Trace
 from surestep.doctor.source.training import describe, find_actions, is_made_by, is_same, strip
 from surestep.doctor.source.values import Call, Constant, Symbol, Value
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,7 +101,7 @@ def _precision_of(trace: Trace, model: Value) -> str:
     return dtype
 
 
-class Watch(Watcher):
+class UpdatesLostToLowPrecisionWatcher(Watcher):
     """Count the values with a gradient that a step does not change."""
 
     SAMPLED = ("on_step", "after_step")
@@ -112,7 +112,7 @@ class Watch(Watcher):
         self._first = Tally()  # of these steps
         self._dtype = ""
 
-    def on_step(self, run: Run, optimizer: Optimizer) -> None:
+    def on_step(self, run: Script, optimizer: Optimizer) -> None:
         self._before = []
         # Optimizers of other packages may keep a copy in float32, or round at random.
         is_known = type(optimizer).__module__.startswith("torch.optim.")
@@ -130,7 +130,7 @@ class Watch(Watcher):
             if len(self._before) >= _MOST_PARAMETERS:
                 break
 
-    def after_step(self, run: Run, optimizer: Optimizer) -> None:
+    def after_step(self, run: Script, optimizer: Optimizer) -> None:
         if not self._before:
             return
         import torch
@@ -143,7 +143,7 @@ class Watch(Watcher):
         self._counts.append(torch.stack(pair))
         self._before = []
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         if len(self._counts) < _FEWEST:
             return
         import torch

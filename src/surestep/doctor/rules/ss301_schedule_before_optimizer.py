@@ -41,11 +41,11 @@ from collections.abc import Iterator
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.schedules import ScheduleWatcher
-from surestep.doctor.source.order import Order
 from surestep.doctor.source.schedules import is_schedule_of, is_stepped_without_arguments
+from surestep.doctor.source.steps import StepOrder
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import Action, common_loop
-from surestep.doctor.watcher import Run
+from surestep.doctor.watcher import Script
 
 SEVERITY = "warning"
 FIX = "Call scheduler.step() after optimizer.step()."
@@ -55,7 +55,7 @@ _FEWEST = 3  # steps of the optimizer
 def check(program: Program) -> Iterator[Problem]:
     """Find steps of a schedule before the first step of its optimizer in the same loop."""
     for trace in program.traces:
-        order = Order(trace)
+        order = StepOrder(trace)
         for schedule in order.actions:
             if schedule.kind != "schedule" or not is_stepped_without_arguments(schedule):
                 continue
@@ -69,7 +69,7 @@ def check(program: Program) -> Iterator[Problem]:
                 )
 
 
-def _find_first_step(order: Order, schedule: Action) -> Action | None:
+def _find_first_step(order: StepOrder, schedule: Action) -> Action | None:
     """Return the first step of the optimizer, if the schedule is certainly stepped before it."""
     for action in order.actions:
         is_step = action.is_step
@@ -87,10 +87,10 @@ def _find_first_step(order: Order, schedule: Action) -> Action | None:
     return None
 
 
-class Watch(ScheduleWatcher):
+class ScheduleBeforeOptimizerWatcher(ScheduleWatcher):
     """Find schedules whose first step comes before that of their optimizer."""
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         for seen in run.schedules.seen:
             # Several steps before the first one restore a schedule; a scaler may have skipped one.
             is_first = seen.before == 1 and seen.first_at == seen.made_at == 0

@@ -51,7 +51,6 @@ from collections.abc import Iterator
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.schedules import ScheduleWatcher, Seen
-from surestep.doctor.source.order import Order, happens_before
 from surestep.doctor.source.schedules import (
     TORCH,
     creations,
@@ -61,10 +60,11 @@ from surestep.doctor.source.schedules import (
     is_stepped_without_arguments,
     numbers_of,
 )
+from surestep.doctor.source.steps import StepOrder, happens_before
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import Action, describe, is_same
 from surestep.doctor.source.values import Call, Constant, Value
-from surestep.doctor.watcher import Run
+from surestep.doctor.watcher import Script
 
 SEVERITY = "warning"
 FIX = "Step the schedule once for each epoch, after the loop over the batches."
@@ -77,7 +77,7 @@ _LARGEST_GAMMA = 0.95  # that is for epochs: for batches, it is much closer to 1
 def check(program: Program) -> Iterator[Problem]:
     """Find schedules whose arguments fit the epochs, but that are stepped beside the optimizer."""
     for trace in program.traces:
-        order = Order(trace)
+        order = StepOrder(trace)
         for schedule in order.actions:
             loops = schedule.event.loops
             is_plain = schedule.kind == "schedule" and is_stepped_without_arguments(schedule)
@@ -96,7 +96,7 @@ def check(program: Program) -> Iterator[Problem]:
                 )
 
 
-def _is_beside_step(order: Order, schedule: Action) -> bool:
+def _is_beside_step(order: StepOrder, schedule: Action) -> bool:
     return any(
         action.is_step
         and is_schedule_of(schedule.target, action.target)
@@ -130,10 +130,10 @@ def _epochs_in(made: Call, epochs: Value) -> str:
     return ""
 
 
-class Watch(ScheduleWatcher):
+class EpochScheduleSteppedPerBatchWatcher(ScheduleWatcher):
     """Compare what a schedule counts with the batches and the epochs of a run."""
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         for seen in run.schedules.seen:
             if not seen.is_per_batch or seen.batches < 2 or seen.is_part:
                 continue

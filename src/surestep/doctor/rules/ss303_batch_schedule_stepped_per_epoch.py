@@ -53,7 +53,6 @@ from collections.abc import Iterator
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.schedules import ScheduleWatcher, Seen
-from surestep.doctor.source.order import Order
 from surestep.doctor.source.schedules import (
     creations,
     is_schedule_of,
@@ -61,9 +60,10 @@ from surestep.doctor.source.schedules import (
     lengths_in,
     steps_in,
 )
-from surestep.doctor.source.trace import Loop, Program
+from surestep.doctor.source.steps import StepOrder
+from surestep.doctor.source.trace import Program, SourceLoop
 from surestep.doctor.source.training import Action, describe
-from surestep.doctor.watcher import Run
+from surestep.doctor.watcher import Script
 
 SEVERITY = "error"
 FIX = "Step the schedule after each step of the optimizer, in the loop over the batches."
@@ -73,7 +73,7 @@ _FEWEST_EPOCHS = 4  # for a warm-up, which is shorter than the run
 def check(program: Program) -> Iterator[Problem]:
     """Find schedules made for all batches that are stepped outside the loop over them."""
     for trace in program.traces:
-        order = Order(trace)
+        order = StepOrder(trace)
         schedules = [action for action in order.actions if action.kind == "schedule"]
         for schedule in schedules:
             loop = schedule.event.loop
@@ -91,7 +91,7 @@ def check(program: Program) -> Iterator[Problem]:
                 )
 
 
-def _find_batch_loop(order: Order, schedule: Action, outer: Loop) -> Loop | None:
+def _find_batch_loop(order: StepOrder, schedule: Action, outer: SourceLoop) -> SourceLoop | None:
     """Return the loop over the batches that a schedule counts, inside the loop around its step."""
     made = list(creations(schedule.target))
     counted = [option for call in made[:1] for option in lengths_in(steps_in(call))]
@@ -107,10 +107,10 @@ def _find_batch_loop(order: Order, schedule: Action, outer: Loop) -> Loop | None
     return None
 
 
-class Watch(ScheduleWatcher):
+class BatchScheduleSteppedPerEpochWatcher(ScheduleWatcher):
     """Compare the length of a schedule with the batches of a whole run."""
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         for seen in run.schedules.seen:
             length = _read_length(seen)
             if seen.optimizer_steps in seen.numbers:

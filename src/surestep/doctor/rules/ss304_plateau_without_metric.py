@@ -51,7 +51,7 @@ from surestep.doctor.source.schedules import creations, is_plateau
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import describe, find_actions
 from surestep.doctor.source.values import Call, Constant, Element, Unknown, Value, last_name
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 
 SEVERITY = "error"
 FIX = "Pass the metric that should improve: scheduler.step(val_loss); mode='max' if it should grow."
@@ -137,14 +137,14 @@ class _Calls:
     last: Any = None
 
 
-class Watch(Watcher):
+class PlateauWithoutMetricWatcher(Watcher):
     """Find metrics that count their calls, or that are the learning rate."""
 
     def __init__(self) -> None:
         self._of: WeakKeyDictionary[Any, _Calls] = WeakKeyDictionary()
         self._all: list[_Calls] = []
 
-    def on_schedule_step(self, run: Run, schedule: Any, arguments: tuple[Any, ...]) -> None:
+    def on_schedule_step(self, run: Script, schedule: Any, arguments: tuple[Any, ...]) -> None:
         if not hasattr(schedule, "patience") or not arguments:
             return
         calls = self._of.get(schedule)
@@ -159,7 +159,7 @@ class Watch(Watcher):
         calls.is_rate = calls.is_rate and isinstance(metric, float) and metric in rates
         calls.last = metric
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         for calls in self._all:
             if calls.number < _FEWEST or not (calls.is_count or calls.is_rate):
                 continue

@@ -50,7 +50,7 @@ from collections.abc import Iterator
 
 from surestep.doctor.problem import Problem
 from surestep.doctor.runtime.schedules import ScheduleWatcher
-from surestep.doctor.watcher import Run
+from surestep.doctor.watcher import Script
 
 SEVERITY = "info"
 FIX = "Step the schedule only if scaler.get_scale() did not fall in scaler.update()."
@@ -58,10 +58,10 @@ _FEWEST = 5  # skipped steps
 _SHARE = 0.1  # of the steps of the schedule: the first ones find the scale
 
 
-class Watch(ScheduleWatcher):
+class ScheduleMovesOnSkippedStepWatcher(ScheduleWatcher):
     """Count the steps of schedules after skipped steps of their optimizers."""
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         for seen in run.schedules.seen:
             if seen.skipped >= _FEWEST and seen.skipped >= _SHARE * seen.steps:
                 yield Problem(

@@ -52,7 +52,7 @@ from typing import Any
 from surestep.doctor.limits import ABOVE_END, COMPLETE_SHARE
 from surestep.doctor.problem import Problem
 from surestep.doctor.runtime.schedules import ScheduleWatcher, Seen
-from surestep.doctor.watcher import Run
+from surestep.doctor.watcher import Script
 
 SEVERITY = "info"
 REVIEWED = True
@@ -81,18 +81,18 @@ class _Planned:
     last: float = 0.0
 
 
-class Watch(ScheduleWatcher):
+class ScheduleEndsElsewhereWatcher(ScheduleWatcher):
     """Compare the steps of schedules with those that they are planned for."""
 
     def __init__(self) -> None:
         self._planned: list[tuple[Seen, _Planned]] = []
 
-    def on_schedule(self, run: Run, schedule: Any) -> None:
+    def on_schedule(self, run: Script, schedule: Any) -> None:
         seen, planned = run.schedules.find(schedule), _read_planned(schedule)
         if seen is not None and planned is not None:
             self._planned.append((seen, planned))
 
-    def on_schedule_step(self, run: Run, schedule: Any, arguments: tuple[Any, ...]) -> None:
+    def on_schedule_step(self, run: Script, schedule: Any, arguments: tuple[Any, ...]) -> None:
         rate = schedule.optimizer.param_groups[0]["lr"]
         made = run.schedules.find(schedule)
         for seen, planned in self._planned:
@@ -100,7 +100,7 @@ class Watch(ScheduleWatcher):
                 planned.steps = schedule.last_epoch + 1
                 planned.highest, planned.last = max(planned.highest, rate), rate
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         for seen, planned in self._planned:
             is_usual = seen.is_per_batch or seen.is_per_epoch
             if not is_usual or not run.is_whole:

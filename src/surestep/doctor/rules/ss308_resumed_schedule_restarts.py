@@ -66,16 +66,16 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from surestep.doctor.problem import NOWHERE, Location, Problem, at_event
-from surestep.doctor.source.order import Order
 from surestep.doctor.source.schedules import (
     creations,
     is_schedule_of,
     is_stepped_without_arguments,
 )
-from surestep.doctor.source.trace import Event, Loop, Program
+from surestep.doctor.source.steps import StepOrder
+from surestep.doctor.source.trace import Event, Program, SourceLoop
 from surestep.doctor.source.training import describe, is_scheduler, may_be_same
 from surestep.doctor.source.values import Call, Constant
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -91,7 +91,7 @@ def check(program: Program) -> Iterator[Problem]:
     if program.mentions("last_epoch"):
         return
     for trace in program.traces:
-        order = Order(trace)
+        order = StepOrder(trace)
         loads = [event for event in trace.events if _is_load(event)]
         if not loads or not order.is_all_clear:
             continue
@@ -122,7 +122,7 @@ def _is_load(event: Event) -> bool:
     return event.call is not None and event.call.path == ".load_state_dict"
 
 
-def _is_resumed(loop: Loop) -> bool:
+def _is_resumed(loop: SourceLoop) -> bool:
     """Return whether a loop starts from a number that is not known: `range(start, epochs)`."""
     iterated = loop.iterated
     is_range = isinstance(iterated, Call) and iterated.path == "range"
@@ -151,7 +151,7 @@ class _Schedule:
     location: Location = NOWHERE
 
 
-class Watch(Watcher):
+class ResumedScheduleRestartsWatcher(Watcher):
     """Find schedules at their start beside an optimizer whose learning rate has moved."""
 
     def __init__(self) -> None:
@@ -159,7 +159,7 @@ class Watch(Watcher):
         self._of: WeakKeyDictionary[Any, _Schedule] = WeakKeyDictionary()
         self._steps: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
 
-    def on_schedule(self, run: Run, schedule: Any) -> None:
+    def on_schedule(self, run: Script, schedule: Any) -> None:
         optimizer = getattr(schedule, "optimizer", None)
         if optimizer is None or len(self._all) >= _MOST:
             return
@@ -168,7 +168,7 @@ class Watch(Watcher):
         self._of[schedule] = made
         self._all.append(made)
 
-    def on_load_state(self, run: Run, owner: Any, state: Any) -> None:
+    def on_load_state(self, run: Script, owner: Any, state: Any) -> None:
         if owner in self._of:
             self._of[owner].is_restored = True
         groups = state.get("param_groups", ()) if isinstance(state, dict) else ()
@@ -181,10 +181,10 @@ class Watch(Watcher):
             if seen.optimizer() is owner and seen.steps == 0:
                 seen.resumed_at = run.step
 
-    def after_step(self, run: Run, optimizer: Optimizer) -> None:
+    def after_step(self, run: Script, optimizer: Optimizer) -> None:
         self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
 
-    def on_schedule_step(self, run: Run, schedule: Any, arguments: tuple[Any, ...]) -> None:
+    def on_schedule_step(self, run: Script, schedule: Any, arguments: tuple[Any, ...]) -> None:
         seen = self._of.get(schedule)
         if seen is None:
             return
@@ -196,7 +196,7 @@ class Watch(Watcher):
         if seen.steps == 1:
             seen.location = run.locate()
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         for seen in self._all:
             if seen.resumed_at >= 0 and seen.steps > 1 and not seen.is_restored:
                 yield Problem(

@@ -72,8 +72,7 @@ from surestep.doctor.source.training import (
     strip,
 )
 from surestep.doctor.source.values import Value
-from surestep.doctor.watcher import Call as CallOfTorch
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, TorchCall, Watcher
 
 if TYPE_CHECKING:
     from torch import nn
@@ -146,7 +145,7 @@ def _is_for_evaluation(trace: Trace, switch: Event, model: Value) -> bool:
     return False
 
 
-class Watch(Watcher):
+class TrainsInEvalModeWatcher(Watcher):
     """Count the steps in the eval mode that an evaluation left behind."""
 
     FUNCTIONS = ("dropout",)
@@ -156,10 +155,10 @@ class Watch(Watcher):
         self._ignored: set[int] = set()  # modules that call `dropout` by something else
         self._switched = NOWHERE
 
-    def on_model(self, run: Run, model: nn.Module) -> None:
+    def on_model(self, run: Script, model: nn.Module) -> None:
         self._add(model, list_switched(model))
 
-    def on_call(self, run: Run, call: CallOfTorch) -> None:
+    def on_call(self, run: Script, call: TorchCall) -> None:
         module = run.modules[-1] if run.modules else None
         if module is None or not call["p"] or is_switched(module):
             return
@@ -177,13 +176,13 @@ class Watch(Watcher):
             if seen is None or seen.layers[0]() is not layers[0]:
                 self._seen[id(layers[0])] = Switched(weakref.ref(model), name, references)
 
-    def on_mode(self, run: Run, module: nn.Module, is_training: bool) -> None:
+    def on_mode(self, run: Script, module: nn.Module, is_training: bool) -> None:
         if not is_training:
             self._switched = run.locate()
         for seen in self._seen.values():
             seen.is_evaluated = False
 
-    def on_forward(self, run: Run, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def on_forward(self, run: Script, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         seen = self._seen.get(id(module))
         if seen is None or run.in_backward or seen.layers[0]() is not module:
             return
@@ -196,7 +195,7 @@ class Watch(Watcher):
             seen.evaluations += not seen.is_evaluated
             seen.is_evaluated = True
 
-    def on_step(self, run: Run, optimizer: Optimizer) -> None:
+    def on_step(self, run: Script, optimizer: Optimizer) -> None:
         for seen in self._seen.values():
             if not seen.is_used:
                 continue
@@ -209,7 +208,7 @@ class Watch(Watcher):
                 seen.add_mistake(run.step + 1, self._switched)
             seen.is_used = seen.was_switched = False
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         for seen in self._seen.values():
             if seen.mistakes >= _FEWEST:
                 yield seen.report(

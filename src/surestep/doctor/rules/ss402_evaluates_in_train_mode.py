@@ -74,8 +74,7 @@ from surestep.doctor.source.training import (
     strip,
 )
 from surestep.doctor.source.values import Call, Instance, Value
-from surestep.doctor.watcher import Call as CallOfTorch
-from surestep.doctor.watcher import Run
+from surestep.doctor.watcher import Script, TorchCall
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -130,7 +129,7 @@ def _stays_in_train_mode(trace: Trace, event: Event, model: Value) -> bool:
     return is_new and is_made_here and is_never_switched(trace, event, model)
 
 
-class Watch(EvaluationWatcher):
+class EvaluatesInTrainModeWatcher(EvaluationWatcher):
     """Find outputs without gradients in train mode that are measured, or made for a DataLoader."""
 
     FUNCTIONS = (*MEAN_LOSSES, "dropout", "argmax", "max", "eq", "numpy", "tolist")
@@ -149,7 +148,7 @@ class Watch(EvaluationWatcher):
         self._predicted: weakref.ref[Tensor] | None = None
 
     def after_forward(
-        self, run: Run, module: nn.Module, inputs: tuple[Any, ...], output: Any
+        self, run: Script, module: nn.Module, inputs: tuple[Any, ...], output: Any
     ) -> None:
         if len(run.modules) != 1 or run.in_backward:
             return
@@ -172,7 +171,7 @@ class Watch(EvaluationWatcher):
         elif not self._has_norm:
             self.count_call(run, self._name)  # not to update the statistics of a BatchNorm
 
-    def on_call(self, run: Run, call: CallOfTorch) -> None:
+    def on_call(self, run: Script, call: TorchCall) -> None:
         if call.name == "dropout":
             self._is_dropped |= bool(run.modules and call["training"] and call["p"])
         elif call.name in MEAN_LOSSES:
@@ -196,11 +195,11 @@ class Watch(EvaluationWatcher):
     def _is_output(self, value: Any) -> bool:
         return any(_is_of(value, output) for output in self._outputs)
 
-    def _count(self, run: Run) -> None:
+    def _count(self, run: Script) -> None:
         self._tally.add_here(run)
         self._forget()  # each output once
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         evaluations = self.list_evaluations(run)
         outputs = self._tally.mistakes
         if outputs >= _FEWEST:

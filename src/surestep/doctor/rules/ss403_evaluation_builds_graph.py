@@ -55,8 +55,7 @@ from surestep.doctor.source.modes import find_switch
 from surestep.doctor.source.trace import Event, Program, Trace
 from surestep.doctor.source.training import describe, is_model, is_without_grad, strip
 from surestep.doctor.source.values import last_name
-from surestep.doctor.watcher import Call as CallOfTorch
-from surestep.doctor.watcher import Run
+from surestep.doctor.watcher import Script, TorchCall
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -142,7 +141,7 @@ class _Pass:
         return any(output() is tensor for output in self.outputs)
 
 
-class Watch(EvaluationWatcher):
+class EvaluationBuildsGraphWatcher(EvaluationWatcher):
     """Find graphs of an evaluation that are gone, and that no backward pass could use.
 
     Outputs in eval mode are of an evaluation, and so are those in a pass over a DataLoader in which
@@ -161,11 +160,11 @@ class Watch(EvaluationWatcher):
         self._pass: _Pass | None = None  # the last one
         self._passes: dict[Location, list[_Pass]] = {}  # by the line of their losses
 
-    def on_backward(self, run: Run, losses: Any, keeps_graph: bool) -> None:
+    def on_backward(self, run: Script, losses: Any, keeps_graph: bool) -> None:
         self._count()
         self._gradients += 1
 
-    def on_call(self, run: Run, call: CallOfTorch) -> None:
+    def on_call(self, run: Script, call: TorchCall) -> None:
         if call.name == "grad":
             self.on_backward(run, (), keeps_graph=False)
             return
@@ -176,7 +175,7 @@ class Watch(EvaluationWatcher):
                 passes.append(self._pass)
 
     def after_forward(
-        self, run: Run, module: nn.Module, inputs: tuple[Any, ...], output: Any
+        self, run: Script, module: nn.Module, inputs: tuple[Any, ...], output: Any
     ) -> None:
         if len(run.modules) != 1 or run.in_backward:
             return
@@ -204,7 +203,7 @@ class Watch(EvaluationWatcher):
         self._steps += [graph.step for graph in unused if graph.token() is None]
         self._graphs = [graph for graph in unused if graph.token() is not None]
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         self._count()
         evaluations = self.list_evaluations(run)
         if len(self._steps) >= _FEWEST or len(set(self._steps)) > 1:

@@ -72,7 +72,7 @@ from surestep.doctor.source.values import (
     walk,
 )
 from surestep.doctor.source.wrapping import event_of
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -192,14 +192,14 @@ class _Made(Occurrence):
     since_step: int
 
 
-class Watch(Watcher):
+class BestIsAReferenceWatcher(Watcher):
     """Find states of models that changed between `state_dict()` and their use."""
 
     def __init__(self) -> None:
         self._made: dict[int, _Made] = {}
         self._uses: list[tuple[_Made, int, str]] = []
 
-    def after_state(self, run: Run, owner: Any, state: Any) -> None:
+    def after_state(self, run: Script, owner: Any, state: Any) -> None:
         from torch import nn
 
         tensor = _find_tensor(state)
@@ -210,15 +210,15 @@ class Watch(Watcher):
             at = run.locate(), run.step + 1
             self._made[id(tensor)] = _Made(weakref.ref(tensor), tensor._version, *at)
 
-    def on_load_state(self, run: Run, owner: Any, state: Any) -> None:
+    def on_load_state(self, run: Script, owner: Any, state: Any) -> None:
         self._use(run, state, "loaded")
 
-    def on_save(self, run: Run, value: Any, file: Any) -> None:
+    def on_save(self, run: Script, value: Any, file: Any) -> None:
         parts = [value, *value.values()] if isinstance(value, Mapping) else []
         for part in parts:
             self._use(run, part, "saved")
 
-    def _use(self, run: Run, state: Any, use: str) -> None:
+    def _use(self, run: Script, state: Any, use: str) -> None:
         tensor = _find_tensor(state)
         made = None if tensor is None else self._made.get(id(tensor))
         if made is None or made.tensor() is not tensor or made.since_step > run.step:
@@ -229,7 +229,7 @@ class Watch(Watcher):
         if is_changed and is_chosen and len(self._uses) < _MOST_STATES:
             self._uses.append((made, run.step, use))
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         if self._uses:
             made, step, use = self._uses[0]
             made_at = made.since_step - 1

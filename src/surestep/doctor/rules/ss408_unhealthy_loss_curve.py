@@ -69,7 +69,7 @@ from collections.abc import Iterator
 from surestep.doctor.limits import UNHEALTHY
 from surestep.doctor.problem import Problem
 from surestep.doctor.runtime.losses import CurveWatcher
-from surestep.doctor.watcher import Run
+from surestep.doctor.watcher import Script
 
 SEVERITY = "warning"
 REVIEWED = True
@@ -83,10 +83,10 @@ _NOT_FINITE = (
 )
 
 
-class Watch(CurveWatcher):
+class UnhealthyLossCurveWatcher(CurveWatcher):
     """Name the curve of a script."""
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         from surestep.doctor.curves.causes import CAUSES
 
         failure = self.find_failure(run)

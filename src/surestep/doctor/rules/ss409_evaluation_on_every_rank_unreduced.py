@@ -74,8 +74,7 @@ from surestep.doctor.source.loaders import Loader, find_loader_of, find_loaders
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import describe, is_without_grad, options_of
 from surestep.doctor.source.values import Call
-from surestep.doctor.watcher import Call as CallOfTorch
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, TorchCall, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -136,7 +135,7 @@ class _Evaluations:
     alone: int = 0
 
 
-class Watch(Watcher):
+class EvaluationOnEveryRankUnreducedWatcher(Watcher):
     """Find evaluations of a part of the data that no collective follows."""
 
     FUNCTIONS = (*MEAN_LOSSES, "eq", "collective")
@@ -149,7 +148,7 @@ class Watch(Watcher):
         self._opened_by: weakref.ref[DataLoader[Any]] | None = None
         self._found: dict[Location, _Evaluations] = {}
 
-    def on_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+    def on_loader(self, run: Script, loader: DataLoader[Any]) -> None:
         from torch import distributed
 
         is_group = distributed.is_available() and distributed.is_initialized()
@@ -158,10 +157,10 @@ class Watch(Watcher):
         self._replicas = count if is_divided else 1
         self._loader = weakref.ref(loader)
 
-    def after_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+    def after_loader(self, run: Script, loader: DataLoader[Any]) -> None:
         self._replicas, self._loader = 1, None
 
-    def on_call(self, run: Run, call: CallOfTorch) -> None:
+    def on_call(self, run: Script, call: TorchCall) -> None:
         if call.name == "collective":
             self._end(is_added=True)
         elif (
@@ -173,7 +172,7 @@ class Watch(Watcher):
                 found = self._found[location] = _Evaluations(run.step, self._replicas)
             self._open, self._opened_by = found, self._loader
 
-    def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
+    def on_backward(self, run: Script, losses: Sequence[Tensor], keeps_graph: bool) -> None:
         loader = None if self._loader is None else self._loader()
         if loader is not None and self._replicas > 1:
             self._trained.add(loader)  # what is measured in this pass is of the training
@@ -189,7 +188,7 @@ class Watch(Watcher):
             self._open.alone += not is_added
             self._open = None
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         if run.is_whole:
             self._end(is_added=False)
         for location, found in self._found.items():
@@ -203,7 +202,7 @@ class Watch(Watcher):
                 )
 
 
-def _is_measured(call: CallOfTorch) -> bool:
+def _is_measured(call: TorchCall) -> bool:
     """Return whether a call computes a loss without a graph, or compares classes."""
     if call.name in MEAN_LOSSES:
         return not call.result.requires_grad

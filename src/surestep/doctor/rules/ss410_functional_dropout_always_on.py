@@ -63,8 +63,7 @@ from surestep.doctor.source.modules import has_self, is_in_forward, reads_mode
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import describe
 from surestep.doctor.source.values import Call, Constant, walk
-from surestep.doctor.watcher import Call as CallOfTorch
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, TorchCall, Watcher
 
 if TYPE_CHECKING:
     from torch import nn
@@ -123,7 +122,7 @@ def _pass_mode(event: Event) -> tuple[Edit, ...]:
     return () if edit is None else (edit,)
 
 
-class Watch(Watcher):
+class FunctionalDropoutAlwaysOnWatcher(Watcher):
     """Find calls in eval mode that leave out the mode, or are of a layer made for the call."""
 
     FUNCTIONS = ("dropout", "dropout1d", "dropout2d", "dropout3d")
@@ -132,7 +131,7 @@ class Watch(Watcher):
         self._tally = Tally()  # of calls
         self._name = ""
 
-    def on_call(self, run: Run, call: CallOfTorch) -> None:
+    def on_call(self, run: Script, call: TorchCall) -> None:
         if not run.modules or not call["p"] > 0:
             return
         module = run.modules[-1]
@@ -148,7 +147,7 @@ class Watch(Watcher):
         if not self._name:
             self._name = f"{call.name} in {type(module).__name__}"
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         calls = self._tally.mistakes
         if calls:
             yield self._tally.report(

@@ -63,8 +63,7 @@ from surestep.doctor.source.modules import has_self, is_in_forward, reads_mode
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import describe, is_made_by
 from surestep.doctor.source.values import Attribute, Constant, Unknown, Value
-from surestep.doctor.watcher import Call as CallOfTorch
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, TorchCall, Watcher
 
 SEVERITY = "error"
 FIXABLE = True
@@ -114,7 +113,7 @@ def _is_on(rate: Value) -> bool:
     )
 
 
-class Watch(Watcher):
+class AttentionDropoutAlwaysOnWatcher(Watcher):
     """Find calls with dropout in eval mode."""
 
     FUNCTIONS = ("scaled_dot_product_attention",)
@@ -124,14 +123,14 @@ class Watch(Watcher):
         self._p = 0.0
         self._name = ""
 
-    def on_call(self, run: Run, call: CallOfTorch) -> None:
+    def on_call(self, run: Script, call: TorchCall) -> None:
         if not call["dropout_p"] > 0 or not run.modules or run.modules[-1].training:
             return
         self._tally.add_here(run)
         if self._tally.mistakes == 1:
             self._p, self._name = call["dropout_p"], type(run.modules[-1]).__name__
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         calls = self._tally.mistakes
         if calls:
             yield self._tally.report(

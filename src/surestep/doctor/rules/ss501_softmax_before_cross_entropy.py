@@ -50,7 +50,7 @@ from surestep.doctor.runtime.values import may_be_probabilities
 from surestep.doctor.source.losses import find_losses
 from surestep.doctor.source.outputs import Outputs
 from surestep.doctor.source.trace import Program
-from surestep.doctor.watcher import Call, Run, Watcher
+from surestep.doctor.watcher import Script, TorchCall, Watcher
 
 SEVERITY = "error"
 FIX = "Give cross_entropy the logits, and apply softmax only where probabilities are needed."
@@ -70,7 +70,7 @@ def check(program: Program) -> Iterator[Problem]:
                 )
 
 
-class Watch(Watcher):
+class SoftmaxBeforeCrossEntropyWatcher(Watcher):
     """Check the operation that computed the input of a cross-entropy."""
 
     FUNCTIONS = ("cross_entropy",)
@@ -79,7 +79,7 @@ class Watch(Watcher):
     def __init__(self) -> None:
         self._tally = LineTally()
 
-    def on_call(self, run: Run, call: Call) -> None:
+    def on_call(self, run: Script, call: TorchCall) -> None:
         tensor = call["input"]
         if tensor.dim() > 1:
             if tensor.requires_grad:
@@ -88,7 +88,7 @@ class Watch(Watcher):
                 has_softmax = may_be_probabilities(tensor, 1)
             self._tally.add(run, "the result of a softmax" if has_softmax else "")
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         for seen in self._tally:
             yield seen.report(
                 f"The input of cross_entropy was {seen.reason} in {seen.mistakes} of "

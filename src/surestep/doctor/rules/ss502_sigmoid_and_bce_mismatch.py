@@ -48,7 +48,7 @@ from surestep.doctor.runtime.tally import LineTally
 from surestep.doctor.source.losses import find_losses
 from surestep.doctor.source.outputs import Outputs
 from surestep.doctor.source.trace import Program
-from surestep.doctor.watcher import Call, Run, Watcher
+from surestep.doctor.watcher import Script, TorchCall, Watcher
 
 SEVERITY = "error"
 FIX = "Return logits from the model and use binary_cross_entropy_with_logits, without a sigmoid."
@@ -74,7 +74,7 @@ def check(program: Program) -> Iterator[Problem]:
                 )
 
 
-class Watch(Watcher):
+class SigmoidAndBceMismatchWatcher(Watcher):
     """Check the operation that computed the input of a binary cross-entropy."""
 
     FUNCTIONS = (_WITH_LOGITS, "binary_cross_entropy")
@@ -83,7 +83,7 @@ class Watch(Watcher):
     def __init__(self) -> None:
         self._tally = LineTally()
 
-    def on_call(self, run: Run, call: Call) -> None:
+    def on_call(self, run: Script, call: TorchCall) -> None:
         if not call["input"].requires_grad:
             return
         origin, reason = name_origin(call["input"]), ""
@@ -93,7 +93,7 @@ class Watch(Watcher):
             reason = "its input was the output of a layer without a sigmoid, not a probability"
         self._tally.add(run, f"`{call.name}`: {reason}" if reason else "")
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         for seen in self._tally:
             yield seen.report(
                 f"In {seen.mistakes} of {self._tally.calls} calls of {seen.reason}.",

@@ -47,7 +47,7 @@ from surestep.doctor.runtime.tally import LineTally
 from surestep.doctor.source.losses import find_losses
 from surestep.doctor.source.outputs import Outputs
 from surestep.doctor.source.trace import Program
-from surestep.doctor.watcher import Call, Run, Watcher
+from surestep.doctor.watcher import Script, TorchCall, Watcher
 
 SEVERITY = "error"
 FIX = "Give nll_loss the result of log_softmax, or give cross_entropy the logits."
@@ -69,7 +69,7 @@ def check(program: Program) -> Iterator[Problem]:
             )
 
 
-class Watch(Watcher):
+class NllWithoutLogProbabilitiesWatcher(Watcher):
     """Check the operation that computed the input of a negative log-likelihood."""
 
     FUNCTIONS = ("nll_loss",)
@@ -78,7 +78,7 @@ class Watch(Watcher):
     def __init__(self) -> None:
         self._tally = LineTally()
 
-    def on_call(self, run: Run, call: Call) -> None:
+    def on_call(self, run: Script, call: TorchCall) -> None:
         if not call["input"].requires_grad:
             return
         origin, reason = name_origin(call["input"]), ""
@@ -88,7 +88,7 @@ class Watch(Watcher):
             reason = "logits"
         self._tally.add(run, reason)
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         for seen in self._tally:
             yield seen.report(
                 f"nll_loss got {seen.reason} in {seen.mistakes} of {self._tally.calls} calls, and "

@@ -57,7 +57,7 @@ from surestep.doctor.source.outputs import Outputs
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import describe
 from surestep.doctor.source.values import Constant
-from surestep.doctor.watcher import Call, Run, Watcher
+from surestep.doctor.watcher import Script, TorchCall, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -103,7 +103,7 @@ def _has_default_reduction(loss: Loss) -> bool:
     return len(loss.settings.args) <= positional and all(loss.option(n) is None for n in names)
 
 
-class Watch(Watcher):
+class KlArgumentsWatcher(Watcher):
     """Check what a divergence gets."""
 
     FUNCTIONS = ("kl_div",)
@@ -112,11 +112,11 @@ class Watch(Watcher):
     def __init__(self) -> None:
         self._tally = LineTally()
 
-    def on_call(self, run: Run, call: Call) -> None:
+    def on_call(self, run: Script, call: TorchCall) -> None:
         if call.result.requires_grad:
             self._tally.add(run, _explain(call))
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         for seen in self._tally:
             yield seen.report(
                 f"{seen.reason} in {seen.mistakes} of {self._tally.calls} calls of kl_div.",
@@ -124,7 +124,7 @@ class Watch(Watcher):
             )
 
 
-def _explain(call: Call) -> str:
+def _explain(call: TorchCall) -> str:
     """Return what is wrong with a divergence."""
     if _holds_probabilities(call["input"]):
         return "`input` was probabilities instead of log-probabilities"

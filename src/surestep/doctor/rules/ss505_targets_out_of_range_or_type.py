@@ -48,7 +48,7 @@ from typing import TYPE_CHECKING
 
 from surestep.doctor.problem import Problem
 from surestep.doctor.runtime.tally import LineTally
-from surestep.doctor.watcher import Call, Run, Watcher
+from surestep.doctor.watcher import Script, TorchCall, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,7 +67,7 @@ _SIGNED = (
 )
 
 
-class Watch(Watcher):
+class TargetsOutOfRangeOrTypeWatcher(Watcher):
     """Check the range of targets, and what they sum to."""
 
     FUNCTIONS = ("cross_entropy", *_BINARY, *_SIGNED)
@@ -76,7 +76,7 @@ class Watch(Watcher):
     def __init__(self) -> None:
         self._tally = LineTally()
 
-    def on_call(self, run: Run, call: Call) -> None:
+    def on_call(self, run: Script, call: TorchCall) -> None:
         if not call.result.requires_grad:
             return
         is_masked = call.arguments.get("weight") is not None or call["reduction"] == "none"
@@ -88,7 +88,7 @@ class Watch(Watcher):
         else:
             self._tally.add(run, f"the targets of {call.name} {found[0]}", found[1])
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         for seen in self._tally:
             if seen.mistakes >= _FEWEST:
                 yield seen.report(
@@ -97,7 +97,7 @@ class Watch(Watcher):
                 )
 
 
-def _check_targets(call: Call) -> tuple[str, Tensor] | None:
+def _check_targets(call: TorchCall) -> tuple[str, Tensor] | None:
     """Return what may be wrong with targets, and whether it is."""
     target = call["target"].detach()
     if target.numel() == 0:

@@ -44,7 +44,7 @@ from typing import TYPE_CHECKING
 
 from surestep.doctor.problem import Problem
 from surestep.doctor.runtime.tally import Tally
-from surestep.doctor.watcher import Call, Run, Watcher
+from surestep.doctor.watcher import Script, TorchCall, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,7 +55,7 @@ _TIMES = 3.0
 _MOST_VALUES = 4_000_000  # of a prediction that are stored: logits of a language model may be 10**9
 
 
-class Watch(Watcher):
+class InitialLossFarFromExpectedWatcher(Watcher):
     """Measure the first cross-entropy by itself."""
 
     FUNCTIONS = ("cross_entropy",)
@@ -65,7 +65,7 @@ class Watch(Watcher):
         self._call = Tally()
         self._first: tuple[Tensor, Tensor] | None = None
 
-    def on_call(self, run: Run, call: Call) -> None:
+    def on_call(self, run: Script, call: TorchCall) -> None:
         prediction, target = call["input"], call["target"]
         is_first = self._first is None and run.step == 0 and prediction.dim() > 1
         if is_first and prediction.requires_grad and not target.is_floating_point():
@@ -74,7 +74,7 @@ class Watch(Watcher):
             self._first = prediction.detach()[::step].clone(), target.detach()[::step].clone()
             self._call.add_here(run)
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         if self._first is None:
             return
         prediction, target = (tensor.cpu() for tensor in self._first)

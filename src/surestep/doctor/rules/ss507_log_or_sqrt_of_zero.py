@@ -42,8 +42,7 @@ from surestep.doctor.source.outputs import Outputs
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import describe, is_same, tensor_of
 from surestep.doctor.source.values import Call, Collection, Constant, Item, Operation, Value
-from surestep.doctor.watcher import Call as Called
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, TorchCall, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -123,7 +122,7 @@ def _without_new_axis(value: Value) -> Value | None:
     return None
 
 
-class Watch(Watcher):
+class LogOrSqrtOfZeroWatcher(Watcher):
     """Check logarithms and roots whose gradients are used."""
 
     FUNCTIONS = ("log", "sqrt")
@@ -132,7 +131,7 @@ class Watch(Watcher):
     def __init__(self) -> None:
         self._tally = LineTally()
 
-    def on_call(self, run: Run, call: Called) -> None:
+    def on_call(self, run: Script, call: TorchCall) -> None:
         result, tensor = call.result, call["input"]
         if not result.requires_grad or tensor is None:
             return
@@ -142,7 +141,9 @@ class Watch(Watcher):
             has_zero = (tensor.detach() == 0).any()
             self._add_if_trained(run, result, f"{call.name} of 0", has_zero)
 
-    def _add_if_trained(self, run: Run, result: Tensor, reason: str, flag: Tensor | None) -> None:
+    def _add_if_trained(
+        self, run: Script, result: Tensor, reason: str, flag: Tensor | None
+    ) -> None:
         """Count a call as soon as a gradient reaches its result."""
         seen = run.locate(), run.step + 1
 
@@ -151,7 +152,7 @@ class Watch(Watcher):
 
         result.register_hook(count)
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         for seen in self._tally:
             yield seen.report(
                 f"{seen.reason}, in {seen.mistakes} of the calls that were checked.",

@@ -51,7 +51,7 @@ from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import NOWHERE, Problem
 from surestep.doctor.runtime.values import is_tensor
-from surestep.doctor.watcher import Call, Run, Watcher
+from surestep.doctor.watcher import Script, TorchCall, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -80,7 +80,7 @@ class _Output:
     has_inputs: Tensor | None = None
 
 
-class Watch(Watcher):
+class ConstantPredictionWatcher(Watcher):
     """Compare the predictions for the samples of a batch."""
 
     FUNCTIONS = (
@@ -95,7 +95,7 @@ class Watch(Watcher):
         self._location = NOWHERE
 
     def after_forward(
-        self, run: Run, module: nn.Module, inputs: tuple[Any, ...], output: Any
+        self, run: Script, module: nn.Module, inputs: tuple[Any, ...], output: Any
     ) -> None:
         if len(run.modules) != 1 or run.step < _FIRST:
             return
@@ -106,7 +106,7 @@ class Watch(Watcher):
                 given = given[:: -(-len(given) // _COMPARED)]
             self._last = _Output(storage, _differ(given))
 
-    def on_call(self, run: Run, call: Call) -> None:
+    def on_call(self, run: Script, call: TorchCall) -> None:
         prediction = call["input"]
         if run.step < _FIRST or not prediction.requires_grad:
             return
@@ -123,7 +123,7 @@ class Watch(Watcher):
             self._location = run.locate()
         self._flags.append((run.step + 1, same & is_varied & self._last.has_inputs))
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         constant = [step for step, flag in self._flags if bool(flag)]
         if len(constant) == _CHECKED:
             yield Problem(

@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING, Any
 from surestep.doctor.problem import Problem
 from surestep.doctor.runtime.origins import find_origin, name_node, read_dim
 from surestep.doctor.runtime.tally import LineTally
-from surestep.doctor.watcher import Call, Run, Watcher
+from surestep.doctor.watcher import Script, TorchCall, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,7 +61,7 @@ _BINARY = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
 _RANGES = {"Sigmoid": (0.0, 1.0), "Softmax": (0.0, 1.0), "Tanh": (-1.0, 1.0)}
 
 
-class Watch(Watcher):
+class LossNotForTaskWatcher(Watcher):
     """Compare the range of predictions with that of their targets."""
 
     FUNCTIONS = ("cross_entropy", *_REGRESSIONS, *_BINARY)
@@ -70,7 +70,7 @@ class Watch(Watcher):
     def __init__(self) -> None:
         self._tally = LineTally()
 
-    def on_call(self, run: Run, call: Call) -> None:
+    def on_call(self, run: Script, call: TorchCall) -> None:
         prediction = call["input"]
         if not prediction.requires_grad:
             return
@@ -92,7 +92,7 @@ class Watch(Watcher):
         else:
             self._tally.add(run)
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         for seen in self._tally:
             if seen.mistakes >= _FEWEST:
                 yield seen.report(

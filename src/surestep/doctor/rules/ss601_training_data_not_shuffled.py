@@ -59,7 +59,7 @@ from surestep.doctor.source.loaders import Loader, find_loaders, find_training_l
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import describe, options_of
 from surestep.doctor.source.values import Call, Collection, Constant, Operation, Value, walk
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -171,7 +171,7 @@ class _Order:
     count: int = 0
 
 
-class Watch(Watcher):
+class TrainingDataNotShuffledWatcher(Watcher):
     """Store the labels of a pass in which the script trains."""
 
     def __init__(self) -> None:
@@ -179,7 +179,7 @@ class Watch(Watcher):
         self._orders: WeakKeyDictionary[DataLoader[Any], _Order] = WeakKeyDictionary()
         self._found: list[_Order] = []
 
-    def on_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+    def on_loader(self, run: Script, loader: DataLoader[Any]) -> None:
         known = self._orders.get(loader)
         is_known = known is not None and known.entry.trained > 0
         if is_known or len(self._found) >= _MOST_LOADERS or not keeps_order(loader):
@@ -188,7 +188,7 @@ class Watch(Watcher):
         self._found = [seen for seen in self._found if seen.entry.trained]
         self._found.append(order)
 
-    def on_batch(self, run: Run, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
+    def on_batch(self, run: Script, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
         order = self._orders.get(loader)
         if order is None or order.count >= _MOST_SAMPLES:
             return
@@ -198,13 +198,13 @@ class Watch(Watcher):
             order.labels.append(labels.clone())
             order.count += len(labels)
 
-    def after_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+    def after_loader(self, run: Script, loader: DataLoader[Any]) -> None:
         order = self._orders.get(loader)
         if order is not None and order.count < _MOST_SAMPLES:
             order.entry.end_batch(run)
             order.count = _MOST_SAMPLES  # one pass is enough
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         for order in self._found:
             batches = [labels.tolist() for labels in order.labels] if order.entry.trained else []
             runs, expected, classes = _count_runs(batches)

@@ -54,7 +54,7 @@ from surestep.doctor.source.loaders import Loader, find_loaders, find_training_l
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import describe, options_of
 from surestep.doctor.source.values import Call, Constant
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -115,7 +115,7 @@ class _Epochs(Occurrence):
     since_step: int = 0
 
 
-class Watch(Watcher):
+class SamplerWithoutSetEpochWatcher(Watcher):
     """Compare the number of the epoch that the sampler has in each epoch."""
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class Watch(Watcher):
         self._epochs: WeakKeyDictionary[DataLoader[Any], _Epochs] = WeakKeyDictionary()
         self._found: list[_Epochs] = []
 
-    def on_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+    def on_loader(self, run: Script, loader: DataLoader[Any]) -> None:
         from torch.utils.data import DistributedSampler
 
         sampler = loader.sampler
@@ -140,17 +140,17 @@ class Watch(Watcher):
                 epochs.location, epochs.since_step = entry.location, entry.since_step
         epochs.entry = entry
 
-    def on_batch(self, run: Run, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
+    def on_batch(self, run: Script, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
         epochs = self._epochs.get(loader)
         if epochs is not None:
             epochs.entry.begin_batch(run)
 
-    def after_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+    def after_loader(self, run: Script, loader: DataLoader[Any]) -> None:
         epochs = self._epochs.get(loader)
         if epochs is not None:
             epochs.entry.end_batch(run)
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         for epochs in self._found:
             passes = epochs.passes + (epochs.entry.trained > 0)
             if passes >= _FEWEST:

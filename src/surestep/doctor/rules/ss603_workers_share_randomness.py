@@ -73,7 +73,7 @@ from surestep.doctor.source.nodes import find_names
 from surestep.doctor.source.trace import Program, Trace
 from surestep.doctor.source.training import options_of
 from surestep.doctor.source.values import Call, Constant, Function, Instance, Value, walk
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -190,24 +190,24 @@ def _repeats(loader: Loader, trace: Trace) -> bool:
     return starts_again and any(len(nest) > 1 for nest in find_training_loops(trace, loader))
 
 
-class Watch(Watcher):
+class WorkersShareRandomnessWatcher(Watcher):
     """Find generators that workers copy, and compare the first batches of the workers."""
 
     def __init__(self) -> None:
         self._workers = Workers(is_iterable=False)
         self._copied: dict[tuple[str, str], Shares] = {}
 
-    def on_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+    def on_loader(self, run: Script, loader: DataLoader[Any]) -> None:
         self._workers.begin(run, loader)
         if loader.num_workers > 1 and not _may_reseed(loader) and not self._copied:
             for owner, name in _find_generators(loader.dataset):
                 shares = Shares(run.locate(), run.step + 1, loader.num_workers)
                 self._copied.setdefault((owner, name), shares)
 
-    def on_batch(self, run: Run, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
+    def on_batch(self, run: Script, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
         self._workers.add(loader, batch)
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         for (owner, name), shares in self._copied.items():
             yield shares.report(
                 f"Each of the {shares.workers} workers got a copy of `self.{name}` of `{owner}`, "

@@ -61,7 +61,7 @@ from surestep.doctor.problem import Location, Problem
 from surestep.doctor.runtime.batches import digest_samples, list_tensors
 from surestep.doctor.runtime.tally import Occurrence
 from surestep.doctor.runtime.uses import BatchUses
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,7 +106,7 @@ class _Evaluated(Occurrence):
     digests: set[int] = field(default_factory=set)
 
 
-class Watch(Watcher):
+class LeakageByDuplicatesWatcher(Watcher):
     """Compare digests of samples that are trained on with those that are evaluated later.
 
     Those of each optimizer are compared, because each fold of a cross-validation has its optimizer.
@@ -123,14 +123,14 @@ class Watch(Watcher):
         self._repeated: WeakSet[DataLoader[Any]] = WeakSet()  # after their first pass
         self._rows = self._distinct = 0  # of the first passes of training
 
-    def on_forward(self, run: Run, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def on_forward(self, run: Script, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         self._uses.count_forward()
 
-    def on_step(self, run: Run, optimizer: Optimizer) -> None:
+    def on_step(self, run: Script, optimizer: Optimizer) -> None:
         if self._optimizer() is not optimizer:
             self._optimizer = ref(optimizer)
 
-    def on_batch(self, run: Run, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
+    def on_batch(self, run: Script, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
         self._count(run, loader)
         if not (run.is_sampled or run.sees_forwards):
             return
@@ -140,11 +140,11 @@ class Watch(Watcher):
         if 0 < tensors[0].numel() <= _MOST_VALUES:
             self._uses.add(run, loader, digest_samples(tensors[0]))
 
-    def after_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+    def after_loader(self, run: Script, loader: DataLoader[Any]) -> None:
         self._count(run, loader)
         self._repeated.add(loader)
 
-    def _count(self, run: Run, next_loader: DataLoader[Any]) -> None:
+    def _count(self, run: Script, next_loader: DataLoader[Any]) -> None:
         """Count the samples of batches that were used before a loader gives its next one."""
         for used in self._uses.find(run, next_loader):
             loader, optimizer = used.loader, self._optimizer()
@@ -163,7 +163,7 @@ class Watch(Watcher):
                 self._compare(run, loader, used.digests, trained)
 
     def _compare(
-        self, run: Run, loader: DataLoader[Any], digests: list[int], trained: set[int]
+        self, run: Script, loader: DataLoader[Any], digests: list[int], trained: set[int]
     ) -> None:
         seen = self._evaluated.get(loader)
         if seen is None:
@@ -180,7 +180,7 @@ class Watch(Watcher):
                 seen.since_step = run.step
             seen.same += same
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         found = [seen for seen in self._found if seen.samples >= _FEWEST_COMPARED]
         others = [seen for seen in found if seen.same == 0]
         for seen in found:

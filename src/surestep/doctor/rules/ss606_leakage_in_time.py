@@ -60,9 +60,9 @@ from surestep.doctor.runtime.uses import BatchUses
 from surestep.doctor.source.loaders import method_of
 from surestep.doctor.source.nodes import find_names
 from surestep.doctor.source.splits import find_splits
-from surestep.doctor.source.trace import Loop, Program, Trace
+from surestep.doctor.source.trace import Program, SourceLoop, Trace
 from surestep.doctor.source.values import Collection, Instance, Item, Value, walk
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -121,7 +121,7 @@ def _is_made_of_windows(value: Collection, trace: Trace) -> bool:
     return False
 
 
-def _innermost(loops: tuple[Loop, ...]) -> ast.For | None:
+def _innermost(loops: tuple[SourceLoop, ...]) -> ast.For | None:
     node = loops[-1].node if loops else None
     return node if isinstance(node, ast.For) else None
 
@@ -168,7 +168,7 @@ class _Windows(NamedTuple):
     parts: list[list[int]]
 
 
-class Watch(Watcher):
+class LeakageInTimeWatcher(Watcher):
     """Look for the ends of evaluated windows in those that were trained on.
 
     After a split by time, windows to train on have the last times of no later window.
@@ -182,14 +182,14 @@ class Watch(Watcher):
         self._ends: set[int] = set()
         self._tally = Tally()  # of windows; mistakes share their last times
 
-    def on_optimizer(self, run: Run, optimizer: Optimizer) -> None:
+    def on_optimizer(self, run: Script, optimizer: Optimizer) -> None:
         # Each fold of a cross-validation has its optimizer.
         self._wholes, self._parts, self._ends = set(), set(), set()
 
-    def on_forward(self, run: Run, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def on_forward(self, run: Script, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         self._uses.count_forward()
 
-    def on_batch(self, run: Run, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
+    def on_batch(self, run: Script, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
         self._count(run, loader)
         if run.is_sampled or run.sees_forwards:
             tensors = list_tensors(batch)
@@ -197,10 +197,10 @@ class Watch(Watcher):
             if windows is not None:
                 self._uses.add(run, loader, windows)
 
-    def after_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+    def after_loader(self, run: Script, loader: DataLoader[Any]) -> None:
         self._count(run, loader)
 
-    def _count(self, run: Run, loader: DataLoader[Any]) -> None:
+    def _count(self, run: Script, loader: DataLoader[Any]) -> None:
         for used in self._uses.find(run, loader):
             windows = used.digests
             if used.is_trained:
@@ -221,7 +221,7 @@ class Watch(Watcher):
     def _are_distinct(self) -> bool:
         return bool(self._wholes) and len(self._ends) >= _DISTINCT * len(self._wholes)
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         compared, shared = self._tally.checked, self._tally.mistakes
         if compared >= _FEWEST_COMPARED and shared >= _MOSTLY * compared:
             yield self._tally.report(

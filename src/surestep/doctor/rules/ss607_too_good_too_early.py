@@ -81,7 +81,7 @@ from collections.abc import Iterator
 
 from surestep.doctor.problem import Problem
 from surestep.doctor.runtime.losses import CurveWatcher
-from surestep.doctor.watcher import Run
+from surestep.doctor.watcher import Script
 
 SEVERITY = "warning"
 REVIEWED = True
@@ -91,10 +91,10 @@ FIX = (
 )
 
 
-class Watch(CurveWatcher):
+class TooGoodTooEarlyWatcher(CurveWatcher):
     """Compare the first evaluation of a script with the losses of its training."""
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         for watched, state in self.name_curves(run):
             if state.name == "leaking":
                 since, evidence = state.since_step or 1, dict(state.evidence)

@@ -48,7 +48,7 @@ from surestep.doctor.limits import SMALL_BATCH
 from surestep.doctor.problem import NOWHERE, Location, Problem
 from surestep.doctor.runtime.batches import list_tensors
 from surestep.doctor.runtime.tally import Occurrence
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 from surestep.doctor.wording import list_names
 
 if TYPE_CHECKING:
@@ -83,21 +83,21 @@ class _Rests(Occurrence):
     layers: list[str] = field(default_factory=list)
 
 
-class Watch(Watcher):
+class LastBatchOfOneWatcher(Watcher):
     """Count small last batches that BatchNorm layers in training mode normalise."""
 
     def __init__(self) -> None:
         self._rests: WeakKeyDictionary[DataLoader[Any], _Rests] = WeakKeyDictionary()
         self._found: list[_Rests] = []
 
-    def on_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+    def on_loader(self, run: Script, loader: DataLoader[Any]) -> None:
         if (loader.batch_size or 0) > _USUAL and len(self._found) < _MOST_LOADERS:
             if loader not in self._rests:
                 self._rests[loader] = _Rests()
                 self._found.append(self._rests[loader])
             self._rests[loader].location = run.locate()
 
-    def on_batch(self, run: Run, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
+    def on_batch(self, run: Script, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
         rests = self._rests.get(loader)
         if rests is None or rests.layers:
             return
@@ -106,7 +106,7 @@ class Watch(Watcher):
         if tensors and tensors[0].dim() and len(tensors[0]) <= SMALL_BATCH:
             rests.size, rests.seen_at = len(tensors[0]), run.step
 
-    def after_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+    def after_loader(self, run: Script, loader: DataLoader[Any]) -> None:
         from surestep.doctor import private
 
         rests = self._rests.get(loader)
@@ -122,7 +122,7 @@ class Watch(Watcher):
             ]
         rests.count += 1
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         for rests in self._found:
             if rests.layers:
                 yield rests.report(

@@ -46,7 +46,7 @@ from surestep.doctor.limits import FEWEST_ROWS, OTHER_SCALE, WIDEST_TABLE
 from surestep.doctor.problem import Location, Problem
 from surestep.doctor.runtime.tally import LineTally, Occurrence
 from surestep.doctor.runtime.values import is_tensor
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -92,7 +92,7 @@ class _Columns(Occurrence):
         return deviations
 
 
-class Watch(Watcher):
+class InputNotFiniteOrScaledWatcher(Watcher):
     """Check what models get, and the columns of a table that a linear layer gets first."""
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class Watch(Watcher):
         self._input: Tensor | None = None  # of the model, until a layer gets it
         self._is_bad: Tensor | None = None
 
-    def on_forward(self, run: Run, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def on_forward(self, run: Script, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         given: Any = inputs[0] if inputs else None
         if len(run.modules) == 1:
             self._input = self._is_bad = None
@@ -117,7 +117,7 @@ class Watch(Watcher):
         self._input = None
 
     def after_forward(
-        self, run: Run, module: nn.Module, inputs: tuple[Any, ...], output: Any
+        self, run: Script, module: nn.Module, inputs: tuple[Any, ...], output: Any
     ) -> None:
         if len(run.modules) != 1:
             return
@@ -126,7 +126,7 @@ class Watch(Watcher):
             self._tally.add(run, reason, self._is_bad & _has_failed(output))
         self._input = self._is_bad = None
 
-    def _add_table(self, run: Run, layer: nn.Module, table: Tensor) -> None:
+    def _add_table(self, run: Script, layer: nn.Module, table: Tensor) -> None:
         if table.dim() != 2 or not 1 < table.shape[1] <= WIDEST_TABLE:
             return
         columns = self._tables.get(layer)
@@ -136,7 +136,7 @@ class Watch(Watcher):
         if columns is not None and len(columns.first) == table.shape[1]:
             columns.add(table)
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         for seen in self._tally:
             yield seen.report(
                 f"In {seen.mistakes} of {self._tally.calls} calls of the model, {seen.reason}.",

@@ -61,7 +61,7 @@ from surestep.doctor.runtime.workers import Workers
 from surestep.doctor.source.loaders import find_loaders, method_of, source_of
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.values import Call, Collection, Constant, Instance
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -136,19 +136,19 @@ def _is_open(node: ast.expr) -> bool:
     return isinstance(node, ast.Call) and getattr(node.func, "id", "") == "open"
 
 
-class Watch(Watcher):
+class IterableDuplicatedByWorkersWatcher(Watcher):
     """Compare the first batches of the workers."""
 
     def __init__(self) -> None:
         self._workers = Workers(is_iterable=True)
 
-    def on_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+    def on_loader(self, run: Script, loader: DataLoader[Any]) -> None:
         self._workers.begin(run, loader)
 
-    def on_batch(self, run: Run, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
+    def on_batch(self, run: Script, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
         self._workers.add(loader, batch)
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         for shares in self._workers.passes:
             if shares.repeated:
                 yield shares.report(

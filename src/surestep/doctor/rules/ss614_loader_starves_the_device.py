@@ -66,7 +66,7 @@ from weakref import WeakKeyDictionary
 from surestep.doctor.limits import FEWEST_TIMED
 from surestep.doctor.problem import Problem
 from surestep.doctor.runtime.passes import Pass, Passes
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 from surestep.doctor.wording import format_seconds
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class _Times:
     last: float = 0.0
 
 
-class Watch(Watcher):
+class LoaderStarvesTheDeviceWatcher(Watcher):
     """Measure how long a script waits for the batches that it trains on."""
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class Watch(Watcher):
         self._times: WeakKeyDictionary[DataLoader[Any], _Times] = WeakKeyDictionary()
         self._found: list[_Times] = []
 
-    def on_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+    def on_loader(self, run: Script, loader: DataLoader[Any]) -> None:
         times = self._times.get(loader)
         if times is not None:
             times.last = 0.0
@@ -118,7 +118,7 @@ class Watch(Watcher):
             self._times[loader] = times
             self._found.append(times)
 
-    def on_batch(self, run: Run, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
+    def on_batch(self, run: Script, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
         times = self._times.get(loader)
         if times is None or len(times.waits) >= _MOST_BATCHES:
             return
@@ -129,7 +129,7 @@ class Watch(Watcher):
             times.total += now - times.last
         times.last = now
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         for times in self._found:
             if len(times.waits) < FEWEST_TIMED or median(times.waits) < _WAIT_S:
                 continue

@@ -46,7 +46,7 @@ from surestep.doctor.limits import FEWEST_OTHERS, FEWEST_TARGETS
 from surestep.doctor.problem import Location, Problem
 from surestep.doctor.runtime.tally import Occurrence
 from surestep.doctor.runtime.values import is_tensor
-from surestep.doctor.watcher import Call, Run, Watcher
+from surestep.doctor.watcher import Script, TorchCall, Watcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,7 +89,7 @@ class _Seen(Occurrence):
     samples: int = 0
 
 
-class Watch(Watcher):
+class TargetIsInputWatcher(Watcher):
     """Compare the targets of losses with what the model got last."""
 
     FUNCTIONS = (*_LOSSES, "scaled_dot_product_attention")
@@ -102,7 +102,7 @@ class Watch(Watcher):
         self._columns: dict[Location, _Seen] = {}
         self._tokens: dict[Location, _Seen] = {}
 
-    def on_forward(self, run: Run, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def on_forward(self, run: Script, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if len(run.modules) != 1:
             return
         self._input = None
@@ -111,7 +111,7 @@ class Watch(Watcher):
         if is_table and tensors[0].numel() <= _MOST_VALUES:
             self._input, self._model = tensors[0].detach(), ref(module)
 
-    def on_call(self, run: Run, call: Call) -> None:
+    def on_call(self, run: Script, call: TorchCall) -> None:
         if call.name == "scaled_dot_product_attention":
             self._is_causal = self._is_causal or bool(call["is_causal"])
             return
@@ -129,7 +129,9 @@ class Watch(Watcher):
             equal = (given == target.reshape(-1, 1).to(given.dtype)).all(0)
             self._add(run, self._columns, equal, target)
 
-    def _add(self, run: Run, found: dict[Location, _Seen], equal: Tensor, target: Tensor) -> None:
+    def _add(
+        self, run: Script, found: dict[Location, _Seen], equal: Tensor, target: Tensor
+    ) -> None:
         location, varied = run.locate(), (target != target.reshape(-1)[0]).sum()
         seen = found.get(location)
         if seen is None and len(found) < _MOST_LINES:
@@ -141,7 +143,7 @@ class Watch(Watcher):
         if seen is not None:
             seen.samples += target.numel()
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         for seen in [*self._columns.values(), *self._tokens.values()]:
             if (
                 seen.calls < _FEWEST_CALLS

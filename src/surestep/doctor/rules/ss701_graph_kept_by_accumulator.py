@@ -60,7 +60,7 @@ from surestep.doctor.source.training import (
     is_without_grad,
 )
 from surestep.doctor.source.values import Collection, Operation, Value, walk
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -180,7 +180,7 @@ class _Record(NamedTuple):
         return any(token() is not None for token in self.tokens)
 
 
-class Watch(Watcher):
+class GraphKeptByAccumulatorWatcher(Watcher):
     """Count the graphs of earlier backward passes that are still there."""
 
     def __init__(self) -> None:
@@ -188,7 +188,7 @@ class Watch(Watcher):
         self._checked = self._of = self._grown = 0
         self._kept, self._freed = Tally(), Tally()
 
-    def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
+    def on_backward(self, run: Script, losses: Sequence[Tensor], keeps_graph: bool) -> None:
         if run.backwards > _FIRST and run.backwards % _LATER:
             return
         if run.backwards <= _FIRST:
@@ -208,7 +208,7 @@ class Watch(Watcher):
         if tokens:
             self._records.append(_Record(tokens, at))
 
-    def _follow_growth(self, run: Run) -> None:
+    def _follow_growth(self, run: Script) -> None:
         """Count how often the graphs of successive passes were kept and then freed together.
 
         A short epoch keeps too few graphs for `_count`. They must be of one line in as many steps:
@@ -223,14 +223,14 @@ class Watch(Watcher):
             self._freed.add(run.locate(), max(1, run.step), self._grown)
         self._grown = 0
 
-    def _count(self, run: Run) -> None:
+    def _count(self, run: Script) -> None:
         """Count the graphs that are still there, except the newest, which may be in use."""
         older = list(self._records)[:-_IN_USE]
         self._keep_most(run, older)
         for location in {record.at[0] for record in older}:  # one of several losses may be kept
             self._keep_most(run, [record for record in older if record.at[0] == location])
 
-    def _keep_most(self, run: Run, records: list[_Record]) -> None:
+    def _keep_most(self, run: Script, records: list[_Record]) -> None:
         """Remember these records if most of their graphs, of several steps, are still there."""
         alive = [record for record in records if record.is_alive()]
         are_many = len(alive) >= _FEWEST and len(alive) >= _SHARE * len(records)
@@ -238,7 +238,7 @@ class Watch(Watcher):
             self._kept.add(run.locate(), max(1, run.step - len(records)), len(alive))
             self._of = len(records)
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         if self._kept.most:
             yield self._kept.report(
                 f"The graphs of {self._kept.most} of {self._of} earlier backward passes that "

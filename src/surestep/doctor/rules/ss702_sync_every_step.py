@@ -52,11 +52,10 @@ from typing import Any
 from surestep.base.user_code import is_surestep_file, is_user_file
 from surestep.doctor.problem import Location, Problem, at_event
 from surestep.doctor.source.devices import moves_model_to_gpu
-from surestep.doctor.source.trace import Event, Loop, Program, Trace
+from surestep.doctor.source.trace import Event, Program, SourceLoop, Trace
 from surestep.doctor.source.training import Action, find_actions, is_derived_with_graph
 from surestep.doctor.source.values import Call, Operation, Value
-from surestep.doctor.watcher import Call as CallOfTorch
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, TorchCall, Watcher
 
 SEVERITY = "speed"
 FIX = "Add up loss.detach() on the GPU, and read it every N steps."
@@ -124,7 +123,7 @@ def _measures_time(trace: Trace) -> bool:
     return any(event.call and event.call.name == "synchronize" for event in trace.events)
 
 
-def _find_waiting(trace: Trace, backwards: list[Action]) -> set[Loop]:
+def _find_waiting(trace: Trace, backwards: list[Action]) -> set[SourceLoop]:
     """Return the loops that need a value from the GPU in each step."""
     loops = set()
     for event, call in trace.calls:
@@ -143,7 +142,7 @@ def _is_after_step(event: Event, backwards: list[Action]) -> bool:
     )
 
 
-class Watch(Watcher):
+class SyncEveryStepWatcher(Watcher):
     """Count the steps in which the script reads values of a device."""
 
     def __init__(self) -> None:
@@ -153,19 +152,19 @@ class Watch(Watcher):
         self._measures_time = False
         self._evaluated = self._evaluations = 0  # the last step with an evaluation; how many
 
-    def on_mode(self, run: Run, module: Any, is_training: bool) -> None:
+    def on_mode(self, run: Script, module: Any, is_training: bool) -> None:
         # A part of a model, such as a frozen BatchNorm, may be in eval mode while it is trained.
         is_model = any(module is model for model in run.models)
         if is_model and not is_training and run.step != self._evaluated:
             self._evaluated, self._evaluations = run.step, self._evaluations + 1
 
-    def on_call(self, run: Run, call: CallOfTorch) -> None:
+    def on_call(self, run: Script, call: TorchCall) -> None:
         if call.name == "synchronize":
             self._measures_time = self._measures_time or _is_read_by_user()
         elif is_on_device(call["input"]) and _is_read_by_user():
             self.count(run)
 
-    def count(self, run: Run) -> None:
+    def count(self, run: Script) -> None:
         """Count a read of a value of a device by the line that is being executed."""
         location = run.locate()
         if location not in self._reads and len(self._reads) >= _MOST_LINES:
@@ -175,7 +174,7 @@ class Watch(Watcher):
         if reads.last != run.step:
             reads.last, reads.steps = run.step, reads.steps + 1
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         if self._measures_time or self._evaluations >= _SHARE * run.step:
             return
         for location, reads in self._reads.items():

@@ -43,10 +43,10 @@ from typing import Any
 from surestep.doctor.problem import Location, Problem, at_event
 from surestep.doctor.runtime.tally import Occurrence, Tally
 from surestep.doctor.source.nodes import find_names
-from surestep.doctor.source.trace import Event, Loop, Program, Trace
+from surestep.doctor.source.trace import Event, Program, SourceLoop, Trace
 from surestep.doctor.source.training import describe, is_model, options_of
 from surestep.doctor.source.values import Call, Element, Function, Value, walk
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 
 SEVERITY = "speed"
 FIX = "Call torch.compile once, before the loop."
@@ -71,7 +71,7 @@ def check(program: Program) -> Iterator[Problem]:
                 )
 
 
-def _depends_on_loop(call: Call, loop: Loop) -> bool:
+def _depends_on_loop(call: Call, loop: SourceLoop) -> bool:
     """Return whether a call uses what changes with each pass of a loop."""
     if any(isinstance(part, Element) for part in walk(call)) or call.node is None:
         return True
@@ -80,7 +80,7 @@ def _depends_on_loop(call: Call, loop: Loop) -> bool:
     return bool(names & find_names(call.node))
 
 
-def _is_from_before(trace: Trace, loop: Loop, value: Value | None) -> bool:
+def _is_from_before(trace: Trace, loop: SourceLoop, value: Value | None) -> bool:
     """Return whether a model or a function was made before the loop."""
     options = options_of(value)
     if len(options) != 1 or not (is_model(options[0]) or isinstance(options[0], Function)):
@@ -108,7 +108,7 @@ class _Compiled(Occurrence):
     calls: int = 0
 
 
-class Watch(Watcher):
+class CompileInLoopWatcher(Watcher):
     """Count how often a model is compiled, and the graphs that torch compiles in later steps."""
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class Watch(Watcher):
         self._steps: list[int] = []  # that followed the compilation of a graph
         self._again = Tally()  # the first of them
 
-    def on_compile(self, run: Run, model: Any, options: Mapping[str, Any]) -> None:
+    def on_compile(self, run: Script, model: Any, options: Mapping[str, Any]) -> None:
         location = run.locate()
         key = (id(model), location, repr(sorted(options.items(), key=str)))
         if len(self._compiled) < _MOST or key in self._compiled:
@@ -125,7 +125,7 @@ class Watch(Watcher):
             seen = self._compiled.setdefault(key, _Compiled(location, run.step + 1, name))
             seen.calls += 1
 
-    def after_step(self, run: Run, optimizer: Any) -> None:
+    def after_step(self, run: Script, optimizer: Any) -> None:
         if not self._compiled or len(self._steps) >= _MOST:
             return
         from surestep.doctor import private
@@ -138,7 +138,7 @@ class Watch(Watcher):
                     self._again.add(run.locate(), run.step)
                 self._steps.append(run.step)
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         for seen in self._compiled.values():
             if seen.calls >= _FEWEST_CALLS:
                 yield seen.report(

@@ -42,7 +42,7 @@ from surestep.doctor.problem import Location, Problem, at_event
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import describe, is_made_by
 from surestep.doctor.source.values import Call, Collection, Constant, Operation
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -83,20 +83,20 @@ def _has_one_parameter(call: Call) -> bool:
     return not isinstance(given.elements[0], (Collection, Operation))  # a group, or *parameters
 
 
-class Watch(Watcher):
+class SlowOptimizerWatcher(Watcher):
     """Find optimizers of many parameters on a GPU that update one after another."""
 
     def __init__(self) -> None:
         self._found: list[tuple[Location, int, str, int]] = []
 
-    def on_optimizer(self, run: Run, optimizer: Optimizer) -> None:
+    def on_optimizer(self, run: Script, optimizer: Optimizer) -> None:
         for group in optimizer.param_groups:
             on_gpu = sum(parameter.device.type == "cuda" for parameter in group["params"])
             if is_slow(group, on_gpu):
                 name = type(optimizer).__name__
                 self._found.append((run.locate(), run.step + 1, name, on_gpu))
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         for location, step, name, count in self._found[:1]:
             yield Problem(
                 f"{name} with foreach=False updates {count} parameters on a GPU one after another.",

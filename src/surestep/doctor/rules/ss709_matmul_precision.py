@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Any
 from surestep.doctor.problem import Problem
 from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.runtime.values import is_tensor
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
     from torch import nn
@@ -55,14 +55,14 @@ _SMALLEST = 512  # of both sides of a weight: smaller products are limited by me
 _CAPABILITY = 8  # of Ampere
 
 
-class Watch(Watcher):
+class MatmulPrecisionWatcher(Watcher):
     """Count large products of float32 on a GPU."""
 
     def __init__(self) -> None:
         self._products = Tally()  # that were slow
 
     def after_forward(
-        self, run: Run, module: nn.Module, inputs: tuple[Any, ...], output: Any
+        self, run: Script, module: nn.Module, inputs: tuple[Any, ...], output: Any
     ) -> None:
         if not is_tensor(output) or not output.is_cuda or self._products.mistakes >= _FEWEST:
             return
@@ -76,7 +76,7 @@ class Watch(Watcher):
         if is_float32 and is_slow(capability, precision, tuple(module.weight.shape)):
             self._products.add_here(run)
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         products = self._products.mistakes
         if products >= _FEWEST:
             yield self._products.report(

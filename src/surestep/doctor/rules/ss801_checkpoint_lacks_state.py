@@ -69,7 +69,7 @@ from surestep.doctor.runtime.resumes import (
     trains,
 )
 from surestep.doctor.source.checkpoints import EPOCH_KEY, entry_of, find_restores, is_restored_from
-from surestep.doctor.source.trace import Loop, Program, Trace
+from surestep.doctor.source.trace import Program, SourceLoop, Trace
 from surestep.doctor.source.training import (
     describe,
     find_actions,
@@ -81,7 +81,7 @@ from surestep.doctor.source.training import (
     options_of,
 )
 from surestep.doctor.source.values import Call, Constant, Value, walk
-from surestep.doctor.watcher import Run
+from surestep.doctor.watcher import Script
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -114,7 +114,7 @@ def check(program: Program) -> Iterator[Problem]:
 
 def _find_resume(trace: Trace, state: Value) -> Call | None:
     """Return the `torch.load` of a state if a loop starts at an epoch that was saved with it."""
-    loops: set[Loop] = {loop for event in trace.events for loop in event.loops}
+    loops: set[SourceLoop] = {loop for event in trace.events for loop in event.loops}
     numbers = [part for loop in loops if loop.iterated for part in _start_of(loop.iterated)]
     for number in numbers:
         load, name = entry_of(number) or (None, None)
@@ -195,7 +195,7 @@ class _Fresh:
     is_kept: bool = False
 
 
-class Watch(ResumeWatcher):
+class CheckpointLacksStateWatcher(ResumeWatcher):
     """Find optimizers and scalers that begin without a state when a training is resumed.
 
     An optimizer that is made again for each epoch, or later, has no state to restore.
@@ -208,7 +208,7 @@ class Watch(ResumeWatcher):
         self._restored = Parameters()
         self._scalers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # steps before their use
 
-    def on_load_state(self, run: Run, owner: Any, state: Any) -> None:
+    def on_load_state(self, run: Script, owner: Any, state: Any) -> None:
         super().on_load_state(run, owner, state)
         if hasattr(owner, "param_groups"):
             self._restored.add(owner)
@@ -219,7 +219,7 @@ class Watch(ResumeWatcher):
         if (fresh := self._of.pop(owner, None)) is not None:
             self._fresh.remove(fresh)
 
-    def on_optimizer(self, run: Run, optimizer: Optimizer) -> None:
+    def on_optimizer(self, run: Script, optimizer: Optimizer) -> None:
         super().on_optimizer(run, optimizer)
         is_restored = bool(optimizer.state) or self._restored.has_any(list_first(optimizer))
         if self._has_just_resumed(optimizer) and not is_restored:
@@ -238,15 +238,15 @@ class Watch(ResumeWatcher):
         self._of[owner] = fresh
         self._fresh.append(fresh)
 
-    def after_step(self, run: Run, optimizer: Optimizer) -> None:
+    def after_step(self, run: Script, optimizer: Optimizer) -> None:
         fresh = self._of.get(optimizer)
         if fresh is not None and not fresh.is_kept and fresh.training.series:
             fresh.is_kept = _keeps_state(optimizer)
 
-    def on_scale(self, run: Run, scaler: Any) -> None:
+    def on_scale(self, run: Script, scaler: Any) -> None:
         self._scalers.setdefault(scaler, run.step)
 
-    def on_scaler_step(self, run: Run, scaler: Any, optimizer: Optimizer) -> None:
+    def on_scaler_step(self, run: Script, scaler: Any, optimizer: Optimizer) -> None:
         from surestep.doctor import private
 
         loaded, step = self.training.loaded, self._scalers.get(scaler, -1)
@@ -260,7 +260,7 @@ class Watch(ResumeWatcher):
                 return  # of an entry that may restore it
             self._add(scaler, is_known=True)
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         for fresh in self._fresh:
             training = fresh.training
             if not fresh.is_kept or training.loaded is None:

@@ -55,7 +55,7 @@ from surestep.doctor.source.checkpoints import (
 from surestep.doctor.source.trace import Program, Trace
 from surestep.doctor.source.training import describe
 from surestep.doctor.source.values import Constant
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 
 SEVERITY = "error"
 _MOST_FILES = 100  # that are remembered
@@ -86,19 +86,19 @@ def _has_ranks(trace: Trace) -> bool:
     return bool(groups) and not any(isinstance(rank, Constant) for rank in ranks)
 
 
-class Watch(Watcher):
+class SavedByEveryRankWatcher(Watcher):
     """Compare the files that the ranks write."""
 
     def __init__(self) -> None:
         self._files: dict[str, tuple[Location, int]] = {}
 
-    def on_save(self, run: Run, value: Any, file: Any) -> None:
+    def on_save(self, run: Script, value: Any, file: Any) -> None:
         if len(self._files) < _MOST_FILES and isinstance(file, (str, os.PathLike)):
             path = os.path.realpath(os.fspath(file))
             if path not in self._files:
                 self._files[path] = run.locate(), run.step + 1
 
-    def report_rank(self, run: Run) -> Any:
+    def report_rank(self, run: Script) -> Any:
         files = {path: (seen.file, seen.line, step) for path, (seen, step) in self._files.items()}
         return {"machine": platform.node(), "files": files} if files else None
 

@@ -86,10 +86,10 @@ from collections.abc import Iterator
 from surestep.doctor.problem import Problem, at_node
 from surestep.doctor.runtime.resumes import ResumeWatcher, SavedNumbers, Training
 from surestep.doctor.source.checkpoints import Save, entry_of, find_saves
-from surestep.doctor.source.trace import Loop, Program, Trace
+from surestep.doctor.source.trace import Program, SourceLoop, Trace
 from surestep.doctor.source.training import find_actions, options_of
 from surestep.doctor.source.values import Call, Constant, Element, Operation, Value
-from surestep.doctor.watcher import Run
+from surestep.doctor.watcher import Script
 
 SEVERITY = "warning"
 FIX = 'Save "epoch": epoch + 1 after the epoch, and start with the saved number.'
@@ -134,7 +134,7 @@ def _find_starts(trace: Trace) -> dict[str, set[int]]:
     return starts
 
 
-def _find_range(loop: Loop | None) -> Call | None:
+def _find_range(loop: SourceLoop | None) -> Call | None:
     """Return the range that a loop iterates over, perhaps in a progress bar."""
     iterated = None if loop is None else loop.iterated
     while isinstance(iterated, Call) and iterated.name in ("tqdm", "track", "iter"):
@@ -163,10 +163,10 @@ def _is_after_epoch(trace: Trace, save: Save, number: Value) -> bool:
     return bool(trained) and max(trained) < index
 
 
-class Watch(ResumeWatcher):
+class ResumeRepeatsAnEpochWatcher(ResumeWatcher):
     """Compare the epoch of a checkpoint with those that are saved after a resume from it."""
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         for training in self.trainings:
             found = _find_shifted(training)
             if found is not None:

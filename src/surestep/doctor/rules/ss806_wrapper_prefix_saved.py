@@ -42,7 +42,7 @@ from surestep.doctor.source.trace import Program, Trace
 from surestep.doctor.source.training import describe
 from surestep.doctor.source.values import Call, Value, walk
 from surestep.doctor.source.wrapping import PREFIXES, event_of, find_wrapper
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 
 SEVERITY = "warning"
 FIX = "Save the weights of the model inside: model.module.state_dict(), or of the uncompiled model."
@@ -86,7 +86,7 @@ def _prefix_of(trace: Trace, state: Value) -> str:
     return "" if wrapper is None else PREFIXES[wrapper.path]
 
 
-class Watch(Watcher):
+class WrapperPrefixSavedWatcher(Watcher):
     """Recognize the states of wrapped models in what is saved."""
 
     def __init__(self) -> None:
@@ -94,15 +94,15 @@ class Watch(Watcher):
         self._saved: tuple[Location, str, int] | None = None
         self._is_loaded = False
 
-    def after_state(self, run: Run, owner: Any, state: Any) -> None:
+    def after_state(self, run: Script, owner: Any, state: Any) -> None:
         prefix = _find_prefix(owner)
         if prefix:
             self._states = [*self._states[-7:], (ref(state), prefix)]
 
-    def on_load_state(self, run: Run, owner: Any, state: Any) -> None:
+    def on_load_state(self, run: Script, owner: Any, state: Any) -> None:
         self._is_loaded = self._is_loaded or bool(_find_prefix(owner))
 
-    def on_save(self, run: Run, value: Any, file: Any) -> None:
+    def on_save(self, run: Script, value: Any, file: Any) -> None:
         is_pair = isinstance(value, Mapping) and len(value) == 1
         saved = [value, *value.values()] if is_pair else [value]
         for state, prefix in self._states:
@@ -110,7 +110,7 @@ class Watch(Watcher):
             if self._saved is None and alive is not None and any(alive is part for part in saved):
                 self._saved = run.locate(), prefix, run.step + 1
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         if self._saved is not None and not self._is_loaded:
             location, prefix, step = self._saved
             yield Problem(

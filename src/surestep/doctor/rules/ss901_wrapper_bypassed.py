@@ -64,7 +64,7 @@ from surestep.doctor.source.wrapping import (
     find_wrappers,
     last_store,
 )
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -140,7 +140,7 @@ def _is_inside(receiver: Value | None, wrapper: Call) -> bool:
     return len(inside) == len(called) == 1 and inside[0] is called[0]
 
 
-class Watch(Watcher):
+class WrapperBypassedWatcher(Watcher):
     """Count the backward passes after a forward pass of a wrapped model alone."""
 
     SAMPLED = ("on_forward", "after_backward")
@@ -152,7 +152,7 @@ class Watch(Watcher):
         self._passes: dict[int, tuple[int, Location, int]] = {}  # number, first location and step
         self._bypassed: set[int] = set()  # models that are in a wrapper
 
-    def on_forward(self, run: Run, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def on_forward(self, run: Script, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         import torch
 
         is_outermost = len(run.modules) == 1 and not run.in_backward
@@ -164,7 +164,7 @@ class Watch(Watcher):
         elif len(self._alone) < _MOST_MODELS:
             self._alone[id(module)] = module
 
-    def after_backward(self, run: Run, losses: Sequence[Tensor]) -> None:
+    def after_backward(self, run: Script, losses: Sequence[Tensor]) -> None:
         if not self._alone and not self._wrapped:
             return
         for key in self._alone.keys() - self._wrapped:
@@ -180,7 +180,7 @@ class Watch(Watcher):
         self._alone.clear()
         self._wrapped.clear()
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         for key in self._bypassed:
             count, location, step = self._passes[key]
             yield Problem(

@@ -53,7 +53,7 @@ from weakref import WeakSet
 
 from surestep.doctor.problem import Problem
 from surestep.doctor.runtime.tally import Tally
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -64,7 +64,7 @@ _CHECKED = 3  # backward passes
 _SHOWN = 5  # names in a message
 
 
-class Watch(Watcher):
+class UnusedParametersWatcher(Watcher):
     """Remember the parameters without a gradient after each of the first backward passes."""
 
     SAMPLED = ("on_forward", "after_backward")
@@ -74,13 +74,13 @@ class Watch(Watcher):
         self._unused: set[str] | None = None
         self._passes = Tally()  # that were checked
 
-    def on_forward(self, run: Run, module: nn.Module, inputs: tuple[object, ...]) -> None:
+    def on_forward(self, run: Script, module: nn.Module, inputs: tuple[object, ...]) -> None:
         if self._passes.mistakes < _CHECKED and type(module).__name__ == "DistributedDataParallel":
             finds = getattr(module, "find_unused_parameters", True)
             if module.training and not finds and not getattr(module, "static_graph", False):
                 self._called.add(module)
 
-    def after_backward(self, run: Run, losses: Sequence[Tensor]) -> None:
+    def after_backward(self, run: Script, losses: Sequence[Tensor]) -> None:
         if not self._called:  # iterating over an empty weak set takes longer than all else here
             return
         for module in self._called:
@@ -93,7 +93,7 @@ class Watch(Watcher):
             self._unused = unused if self._unused is None else self._unused & unused
         self._called.clear()
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         if not self._unused:
             return
         names = sorted(self._unused)

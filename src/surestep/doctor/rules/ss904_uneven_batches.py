@@ -52,7 +52,7 @@ from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import NOWHERE, Location, Problem
 from surestep.doctor.runtime.passes import count_batches
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
     from torch import nn
@@ -63,7 +63,7 @@ FIX = "Divide the data with DistributedSampler, or give the loader drop_last=Tru
 _COMPARED = 20  # iterations over the data
 
 
-class Watch(Watcher):
+class UnevenBatchesWatcher(Watcher):
     """Compare how many batches the loaders of the ranks have."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Watch(Watcher):
         self._location = NOWHERE
         self._has_replicas = False
 
-    def on_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+    def on_loader(self, run: Script, loader: DataLoader[Any]) -> None:
         length = count_batches(loader) if len(self._lengths) < _COMPARED else None
         if length is None:
             return
@@ -79,11 +79,11 @@ class Watch(Watcher):
         if len(self._lengths) == 1:
             self._location = run.locate()
 
-    def on_forward(self, run: Run, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def on_forward(self, run: Script, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if run.averages_gradients(module):
             self._has_replicas = True
 
-    def report_rank(self, run: Run) -> Any:
+    def report_rank(self, run: Script) -> Any:
         if not (self._has_replicas and run.backwards and self._lengths):
             return None
         location = self._location.file, self._location.line

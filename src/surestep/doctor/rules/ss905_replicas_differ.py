@@ -50,7 +50,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from surestep.doctor.problem import NOWHERE, Location, Problem
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -63,7 +63,7 @@ _TOLERANCE = 1e-6  # relative: sums of equal parameters are equal
 _SHOWN = 5  # names in a message
 
 
-class Watch(Watcher):
+class ReplicasDifferWatcher(Watcher):
     """Compare the sums of the parameters after the last step that was sampled."""
 
     SAMPLED = ("after_step",)
@@ -74,11 +74,11 @@ class Watch(Watcher):
         self._step = 0
         self._sums: dict[str, tuple[Tensor, Tensor]] = {}
 
-    def on_forward(self, run: Run, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def on_forward(self, run: Script, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if run.averages_gradients(module):
             self._models.add(module)
 
-    def after_step(self, run: Run, optimizer: Optimizer) -> None:
+    def after_step(self, run: Script, optimizer: Optimizer) -> None:
         for model in self._models:
             if self._location is NOWHERE:
                 self._location = run.locate()
@@ -88,7 +88,7 @@ class Watch(Watcher):
                 for name, parameter in islice(model.named_parameters(), _TENSORS)
             }
 
-    def report_rank(self, run: Run) -> Any:
+    def report_rank(self, run: Script) -> Any:
         if not self._sums:
             return None
         return {

@@ -59,7 +59,7 @@ from surestep.doctor.source.trace import Program, Trace
 from surestep.doctor.source.training import describe, find_actions
 from surestep.doctor.source.values import Call, Constant, Unknown, Value, walk
 from surestep.doctor.source.wrapping import REDUCES, find_wrappers
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -118,7 +118,7 @@ def _shuffles_everything(call: Call) -> bool:
     return is_known and len(call.args) <= 3 and not depends_on_rank(dataset)
 
 
-class Watch(Watcher):
+class SeedSameOnAllRanksForDataWatcher(Watcher):
     """Compare the first batches of the ranks that train one model."""
 
     def __init__(self) -> None:
@@ -127,21 +127,21 @@ class Watch(Watcher):
         self._waiting: Any = None
         self._has_replicas = False
 
-    def on_batch(self, run: Run, loader: Any, batch: Any, seconds: float) -> None:
+    def on_batch(self, run: Script, loader: Any, batch: Any, seconds: float) -> None:
         if len(self._batches) < _COMPARED:
             self._waiting = batch
 
-    def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
+    def on_backward(self, run: Script, losses: Sequence[Tensor], keeps_graph: bool) -> None:
         if self._waiting is not None:
             self._location = self._location or run.locate()
             self._batches.append(_summarize(self._waiting))
             self._waiting = None
 
-    def on_forward(self, run: Run, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def on_forward(self, run: Script, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if run.averages_gradients(module):
             self._has_replicas = True
 
-    def report_rank(self, run: Run) -> Any:
+    def report_rank(self, run: Script) -> Any:
         if not self._has_replicas or len(self._batches) < _FEWEST or self._location is None:
             return None
         return {

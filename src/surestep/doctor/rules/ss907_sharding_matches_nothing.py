@@ -81,7 +81,7 @@ from surestep.doctor.source.values import (
     last_name,
     walk,
 )
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
     from torch import nn
@@ -195,20 +195,20 @@ def _has_blocks(parts: list[Value]) -> bool:
     )
 
 
-class Watch(Watcher):
+class ShardingMatchesNothingWatcher(Watcher):
     """Look for models that FSDP shards as one unit, when they are called."""
 
     def __init__(self) -> None:
         self._found: list[tuple[Location, int, int]] = []  # with the step and the blocks
 
-    def on_model(self, run: Run, model: nn.Module) -> None:
+    def on_model(self, run: Script, model: nn.Module) -> None:
         if not _is_unit(model):
             return
         blocks = _count_blocks(model)
         if blocks > 1 and not any(_is_unit(part) for part in model.modules() if part is not model):
             self._found.append((run.locate(), run.step + 1, blocks))
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         for location, step, blocks in self._found:
             yield Problem(
                 f"FSDP shards a model with {blocks} equal blocks as one unit.",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import NOWHERE, Location
 from surestep.doctor.runtime.tally import Occurrence
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -50,15 +50,15 @@ class EvaluationWatcher(Watcher):
         self._evaluations: list[Evaluation] = []
         self._current: Evaluation | None = None
 
-    def on_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+    def on_loader(self, run: Script, loader: DataLoader[Any]) -> None:
         self._end(run)
         self._current = Evaluation(weakref.ref(loader), run.step + 1, run.backwards)
 
-    def on_batch(self, run: Run, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
+    def on_batch(self, run: Script, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
         if self._current is not None:
             self._current.batches += 1
 
-    def count_call(self, run: Run, model: str) -> None:
+    def count_call(self, run: Script, model: str) -> None:
         """Count a call of a model that shows the mistake of a rule, in `after_forward`."""
         current = self._current
         if current is not None and current.batches == 1:
@@ -66,17 +66,17 @@ class EvaluationWatcher(Watcher):
             if current.calls == 1:
                 current.location, current.model = run.locate(), model
 
-    def after_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+    def after_loader(self, run: Script, loader: DataLoader[Any]) -> None:
         self._end(run)
 
-    def _end(self, run: Run) -> None:
+    def _end(self, run: Script) -> None:
         current, self._current = self._current, None
         if current is None or current.calls != 1 or len(self._evaluations) >= _MOST:
             return
         if (run.step + 1, run.backwards) == (current.since_step, current.backwards):
             self._evaluations.append(current)
 
-    def list_evaluations(self, run: Run) -> list[Evaluation]:
+    def list_evaluations(self, run: Script) -> list[Evaluation]:
         """Return the evaluations, in `observe`."""
         self._end(run)
         keys = [(evaluation.loader, evaluation.since_step) for evaluation in self._evaluations]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import NOWHERE, Location
 from surestep.doctor.runtime.series import Series
-from surestep.doctor.watcher import Call, Run, Watcher
+from surestep.doctor.watcher import Script, TorchCall, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from surestep.doctor.curves.curve import Curve, Evaluations
-    from surestep.doctor.curves.state import State
+    from surestep.doctor.curves.state import CurveState
 
 LOSSES = "losses"  # the name of the recorder among the rules
 MEAN_LOSSES = (  # functions that compare a prediction with a target, by a mean as the default
@@ -52,7 +52,7 @@ class WatchedCurve:
 class CurveWatcher(Watcher):
     """A rule about the curve of a script; `run.losses` is there if there is such a rule."""
 
-    def name_curves(self, run: Run) -> Iterator[tuple[WatchedCurve, State]]:
+    def name_curves(self, run: Script) -> Iterator[tuple[WatchedCurve, CurveState]]:
         """Yield the states of the curves of a script."""
         from surestep.doctor.curves.name import name_curve
 
@@ -60,7 +60,7 @@ class CurveWatcher(Watcher):
             for state in name_curve(watched.curve):
                 yield watched, state
 
-    def find_failure(self, run: Run) -> tuple[WatchedCurve, State] | None:
+    def find_failure(self, run: Script) -> tuple[WatchedCurve, CurveState] | None:
         """Return the state of losses that ended as NaN or infinite, whatever the script trains."""
         from surestep.doctor.curves.training import find_nonfinite
 
@@ -99,7 +99,7 @@ class _Split:
     hits: Tensor | None = None
     predictions: int = 0
 
-    def add(self, step: int, call: Call) -> None:
+    def add(self, step: int, call: TorchCall) -> None:
         """Add the loss of a batch."""
         target = call["target"]
         if step != self.step:
@@ -163,23 +163,23 @@ class LossRecorder(Watcher):
         self._trained: set[int] = set()  # datasets, by their ids
         self._splits: dict[int, _Split] = {}  # by the ids of their datasets
 
-    def on_optimizer(self, run: Run, optimizer: Optimizer) -> None:
+    def on_optimizer(self, run: Script, optimizer: Optimizer) -> None:
         self._optimizers += 1
         self._newest_at = run.step
 
-    def on_load_state(self, run: Run, owner: Any, state: Any) -> None:
+    def on_load_state(self, run: Script, owner: Any, state: Any) -> None:
         self._has_start = self._has_start and run.step > 0
 
-    def on_batch(self, run: Run, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
+    def on_batch(self, run: Script, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
         self._loader = loader
 
-    def after_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+    def after_loader(self, run: Script, loader: DataLoader[Any]) -> None:
         self._loader = None
 
-    def on_scale(self, run: Run, scaler: Any) -> None:
+    def on_scale(self, run: Script, scaler: Any) -> None:
         self._scaler = weakref.ref(scaler)
 
-    def on_call(self, run: Run, call: Call) -> None:
+    def on_call(self, run: Script, call: TorchCall) -> None:
         if call.result.requires_grad:
             if run.is_sampled:
                 self._called.append(call.name)
@@ -187,7 +187,7 @@ class LossRecorder(Watcher):
         elif self._loader is not None and call["reduction"] == "mean" and not run.in_backward:
             self._add_evaluation(run, call, self._loader)
 
-    def _add_evaluation(self, run: Run, call: Call, loader: DataLoader[Any]) -> None:
+    def _add_evaluation(self, run: Script, call: TorchCall, loader: DataLoader[Any]) -> None:
         import torch
 
         key = id(loader.dataset)
@@ -201,7 +201,7 @@ class LossRecorder(Watcher):
         with torch.inference_mode(False):  # what is made in that mode cannot be changed later
             split.add(run.step, call)
 
-    def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
+    def on_backward(self, run: Script, losses: Sequence[Tensor], keeps_graph: bool) -> None:
         loss = losses[0]
         if len(losses) > 1 or loss.numel() > 1:
             self._is_known = False
@@ -216,7 +216,7 @@ class LossRecorder(Watcher):
         if len(self._lines) < 2:
             self._lines.add(run.locate())
 
-    def on_step(self, run: Run, optimizer: Optimizer) -> None:
+    def on_step(self, run: Script, optimizer: Optimizer) -> None:
         if self._loss is None:
             return
         self._series.add(self._loss, (run.step + 1, optimizer.param_groups[0]["lr"]))
@@ -229,7 +229,7 @@ class LossRecorder(Watcher):
                 if key in self._splits:
                     self._splits[key].is_trained = True
 
-    def read_curves(self, run: Run) -> list[WatchedCurve]:
+    def read_curves(self, run: Script) -> list[WatchedCurve]:
         """Return the curve with the evaluations on each DataLoader; none if there is no curve."""
         from surestep.doctor.curves.curve import Evaluations
 
@@ -247,7 +247,7 @@ class LossRecorder(Watcher):
             if len(evaluations.steps)
         ] or [WatchedCurve(self._build(run, Evaluations()), location)]
 
-    def read_losses(self, run: Run) -> WatchedCurve | None:
+    def read_losses(self, run: Script) -> WatchedCurve | None:
         """Return the losses of the steps of all optimizers together.
 
         None without any, or if an optimizer took its first step later: one training after another
@@ -260,7 +260,7 @@ class LossRecorder(Watcher):
         location = min(self._lines, default=NOWHERE, key=lambda line: (line.file, line.line))
         return WatchedCurve(self._build(run, Evaluations()), location)
 
-    def _build(self, run: Run, evaluations: Evaluations) -> Curve:
+    def _build(self, run: Script, evaluations: Evaluations) -> Curve:
         from surestep.doctor.curves.curve import Curve, as_values
 
         losses, labels = zip(*self._series.read(), strict=True)
@@ -276,7 +276,7 @@ class LossRecorder(Watcher):
         )
 
 
-def _count_classes(call: Call) -> int | None:
+def _count_classes(call: TorchCall) -> int | None:
     """Return the number of classes of a cross-entropy of indices, without weights."""
     is_weighted = any(call.arguments.get(name) is not None for name in ("weight", "pos_weight"))
     if is_weighted or call.arguments.get("label_smoothing"):
@@ -289,7 +289,7 @@ def _count_classes(call: Call) -> int | None:
     )
 
 
-def _count_hits(call: Call) -> Tensor | None:
+def _count_hits(call: TorchCall) -> Tensor | None:
     """Return the number of correct predictions; None if the loss is not of classes."""
     prediction: Tensor = call["input"].detach()
     target: Tensor = call["target"].detach()

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 from surestep.doctor.problem import NOWHERE, Location
 from surestep.doctor.runtime.locations import locate_class
 from surestep.doctor.runtime.tally import Occurrence
-from surestep.doctor.watcher import Run
+from surestep.doctor.watcher import Script
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -32,13 +32,13 @@ class Pass(Occurrence):
     trained: int = 0
     _step: int = 0
 
-    def begin_batch(self, run: Run) -> None:
+    def begin_batch(self, run: Script) -> None:
         """Count a batch."""
         self.end_batch(run)
         self.batches += 1
         self._step = run.step
 
-    def end_batch(self, run: Run) -> None:
+    def end_batch(self, run: Script) -> None:
         """Count whether the last batch was trained on."""
         if self.batches and run.step > self._step:
             self.trained += 1
@@ -51,7 +51,7 @@ class Passes:
     def __init__(self) -> None:
         self._passes: WeakKeyDictionary[DataLoader[Any], Pass] = WeakKeyDictionary()
 
-    def begin(self, run: Run, loader: DataLoader[Any]) -> Pass:
+    def begin(self, run: Script, loader: DataLoader[Any]) -> Pass:
         """Begin a pass: call it in `on_loader`."""
         made = self._passes[loader] = Pass(run.locate(), run.step + 1)
         return made

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 from surestep.doctor.problem import NOWHERE, Location
 from surestep.doctor.runtime.passes import Pass
 from surestep.doctor.source.checkpoints import EPOCH_KEY
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -225,17 +225,17 @@ class ResumeWatcher(Watcher):
         """The last one."""
         return self.trainings[-1]
 
-    def on_new_optimizer(self, run: Run, optimizer: Optimizer) -> None:
+    def on_new_optimizer(self, run: Script, optimizer: Optimizer) -> None:
         self._made[optimizer] = run.locate()
 
-    def after_load(self, run: Run, value: Any, file: Any) -> None:
+    def after_load(self, run: Script, value: Any, file: Any) -> None:
         numbers = _find_numbers(value)
         tensors = _find_tensors(value) if numbers else []
         if tensors:
             loaded = Loaded(numbers, frozenset(value), _list_words(file), tensors)
             self._loaded = [*self._loaded[1 - _MOST_LOADED :], loaded]
 
-    def on_load_state(self, run: Run, owner: Any, state: Any) -> None:
+    def on_load_state(self, run: Script, owner: Any, state: Any) -> None:
         if not self._loaded or not hasattr(owner, "parameters") or not isinstance(state, Mapping):
             return
         given = set(map(id, state.values()))
@@ -247,7 +247,7 @@ class ResumeWatcher(Watcher):
                     loaded.location, loaded.step = run.locate(), run.step
                 loaded.modules.append(ref(owner))
 
-    def on_optimizer(self, run: Run, optimizer: Optimizer) -> None:
+    def on_optimizer(self, run: Script, optimizer: Optimizer) -> None:
         resumed = [loaded for loaded in self._loaded if trains(optimizer, loaded)]
         if resumed and len(self.trainings) < _MOST_TRAININGS:
             self.trainings.append(Training(resumed[-1], self.training, run.step))
@@ -257,16 +257,16 @@ class ResumeWatcher(Watcher):
         if len(self.training.optimizers) < _MOST_SERIES:
             self.training.optimizers.append((made, read_options(optimizer)))
 
-    def on_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+    def on_loader(self, run: Script, loader: DataLoader[Any]) -> None:
         self._counted.discard(loader)
         self._passes[loader] = Pass(NOWHERE, run.step + 1)
 
-    def on_batch(self, run: Run, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
+    def on_batch(self, run: Script, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
         if loader in self._passes:
             self._passes[loader].begin_batch(run)
             self._count_pass(loader)
 
-    def after_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+    def after_loader(self, run: Script, loader: DataLoader[Any]) -> None:
         if loader in self._passes:
             self._passes[loader].end_batch(run)
             self._count_pass(loader)
@@ -279,7 +279,7 @@ class ResumeWatcher(Watcher):
             self._counted.add(loader)
             self.training.passes += 1
 
-    def on_save(self, run: Run, value: Any, file: Any) -> None:
+    def on_save(self, run: Script, value: Any, file: Any) -> None:
         training, numbers = self.training, _find_numbers(value)
         if not numbers:
             return

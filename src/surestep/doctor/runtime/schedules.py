@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from surestep.doctor.problem import Location
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -97,7 +97,7 @@ class ScheduleRecorder(Watcher):
         self._of: WeakKeyDictionary[Any, Seen] = WeakKeyDictionary()
         self._by_optimizer: WeakKeyDictionary[Optimizer, list[Seen]] = WeakKeyDictionary()
 
-    def on_schedule(self, run: Run, schedule: Any) -> None:
+    def on_schedule(self, run: Script, schedule: Any) -> None:
         # The steps of a schedule with its own `step` are not seen.
         is_of_torch = type(schedule).step.__module__.startswith("torch.")
         optimizer = getattr(schedule, "optimizer", None)
@@ -122,7 +122,7 @@ class ScheduleRecorder(Watcher):
         """Return what is known of a schedule; None if it is not followed."""
         return self._of.get(schedule)
 
-    def on_schedule_step(self, run: Run, schedule: Any, arguments: tuple[Any, ...]) -> None:
+    def on_schedule_step(self, run: Script, schedule: Any, arguments: tuple[Any, ...]) -> None:
         seen = self.find(schedule)
         if seen is None:
             return
@@ -135,22 +135,22 @@ class ScheduleRecorder(Watcher):
         seen.skipped += seen.is_skipped
         seen.is_skipped = False
 
-    def on_scaler_step(self, run: Run, scaler: Any, optimizer: Optimizer) -> None:
+    def on_scaler_step(self, run: Script, scaler: Any, optimizer: Optimizer) -> None:
         for seen in self._by_optimizer.get(optimizer, ()):
             seen.is_scaled = seen.is_skipped = True  # until the step comes
 
-    def after_step(self, run: Run, optimizer: Optimizer) -> None:
+    def after_step(self, run: Script, optimizer: Optimizer) -> None:
         if not self.seen:  # faster than to look for the optimizer
             return
         for seen in self._by_optimizer.get(optimizer, ()):
             seen.optimizer_steps += 1
             seen.is_skipped = False
 
-    def on_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+    def on_loader(self, run: Script, loader: DataLoader[Any]) -> None:
         for seen in self.seen:
             seen.begun[loader] = seen.optimizer_steps
 
-    def after_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+    def after_loader(self, run: Script, loader: DataLoader[Any]) -> None:
         for seen in self.seen:
             begun_at = seen.begun.pop(loader, seen.optimizer_steps)
             batches = seen.optimizer_steps - max(begun_at, seen.ended_at)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import NOWHERE, Location, Problem
-from surestep.doctor.watcher import Run
+from surestep.doctor.watcher import Script
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,7 +60,7 @@ class Tally(Occurrence):
         if self.mistakes == 1:
             self.since_step, self.location = step, location
 
-    def add_here(self, run: Run, size: int = 0) -> None:
+    def add_here(self, run: Script, size: int = 0) -> None:
         """Count a mistake at the line that is being executed, which is looked for once."""
         self.add(self.location if self.mistakes else run.locate(), run.step + 1, size)
 
@@ -90,7 +90,7 @@ class LineTally:
         self._waiting.clear()
         return iter(self._tallies.values())
 
-    def add(self, run: Run, reason: str = "", flag: Tensor | None = None) -> None:
+    def add(self, run: Script, reason: str = "", flag: Tensor | None = None) -> None:
         """Count a call; a reason says what is wrong with it.
 
         Args:

@@ -12,7 +12,7 @@ from surestep.doctor.problem import Location
 from surestep.doctor.runtime.parameters import list_held
 from surestep.doctor.runtime.tally import Occurrence
 from surestep.doctor.runtime.values import read_part
-from surestep.doctor.watcher import Run
+from surestep.doctor.watcher import Script
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -94,14 +94,14 @@ class Unheld:
         self._optimizers: WeakSet[Optimizer] = WeakSet()
         self._late: dict[int, Late] = {}
 
-    def remember(self, run: Run, optimizer: Optimizer) -> None:
+    def remember(self, run: Script, optimizer: Optimizer) -> None:
         """Remember the parameters that are there when an optimizer is made, once for all rules."""
         self._optimizers.add(optimizer)
         self._made += 1
         if self._made <= _MOST_OPTIMIZERS and optimizer not in run.moments:
             run.moments[optimizer] = _find_parameters()
 
-    def check(self, run: Run, model: nn.Module, optimizer: Optimizer) -> None:
+    def check(self, run: Script, model: nn.Module, optimizer: Optimizer) -> None:
         """Count the parameters of a model with a gradient that no optimizer has.
 
         Args:
@@ -120,7 +120,7 @@ class Unheld:
             if parameter.grad is not None and parameter.requires_grad:
                 self._count(run, moment, name, parameter)
 
-    def _count(self, run: Run, moment: _Moment, name: str, parameter: Tensor) -> None:
+    def _count(self, run: Script, moment: _Moment, name: str, parameter: Tensor) -> None:
         key, values = id(parameter), read_part(parameter, _VALUES).clone()
         late = self._late.get(key)
         if late is None or late.parameter() is not parameter:

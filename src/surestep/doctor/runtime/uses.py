@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
-from surestep.doctor.watcher import Run
+from surestep.doctor.watcher import Script
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -62,12 +62,12 @@ class BatchUses(Generic[T]):
         self._models += 1
         self._evaluations += not torch.is_grad_enabled()
 
-    def add(self, run: Run, loader: DataLoader[Any], digests: T) -> None:
+    def add(self, run: Script, loader: DataLoader[Any], digests: T) -> None:
         """Remember a batch that a loader gives."""
         counts = run.backwards, self._models, self._evaluations
         self._waiting[loader] = _Waiting(digests, *counts)
 
-    def find(self, run: Run, loader: DataLoader[Any]) -> Iterator[Used[T]]:
+    def find(self, run: Script, loader: DataLoader[Any]) -> Iterator[Used[T]]:
         """Yield the batches that were used before a loader gives its next one, or ends.
 
         A loop that is left, or knows its number of batches, asks its loader for none after the

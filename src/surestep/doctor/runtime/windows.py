@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 from surestep.doctor.problem import Location, Problem
 from surestep.doctor.runtime.parameters import iter_parameters
 from surestep.doctor.runtime.tally import Tally
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -103,17 +103,17 @@ class WindowWatcher(Watcher):
         self.tallies: list[Tally] = []
         self._tally_of: WeakKeyDictionary[Optimizer, Tally] = WeakKeyDictionary()
 
-    def judge(self, run: Run, optimizer: Optimizer, window: Window, tally: Tally) -> None:
+    def judge(self, run: Script, optimizer: Optimizer, window: Window, tally: Tally) -> None:
         """Add a step to the tally if its window is wrong."""
 
-    def judge_closure(self, run: Run, optimizer: Optimizer, tally: Tally) -> None:
+    def judge_closure(self, run: Script, optimizer: Optimizer, tally: Tally) -> None:
         """Add a step with a closure to the tally if it is wrong."""
 
     def describe(self, tally: Tally) -> str:
         """Return the message for an optimizer whose steps are usually wrong."""
         raise NotImplementedError
 
-    def after_step(self, run: Run, optimizer: Optimizer) -> None:
+    def after_step(self, run: Script, optimizer: Optimizer) -> None:
         history = run.histories.get(optimizer)
         window = history.last if history is not None else None
         if window is None or not window.is_whole:
@@ -128,7 +128,7 @@ class WindowWatcher(Watcher):
             tally.checked += 1
             self.judge(run, optimizer, window, tally)
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         for tally in self.tallies:
             if tally.is_usual:
                 evidence = {"mistakes": tally.mistakes, "steps": tally.checked}

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 from surestep.doctor.problem import Location
 from surestep.doctor.runtime.batches import digest_batch, digest_parts
 from surestep.doctor.runtime.tally import Occurrence
-from surestep.doctor.watcher import Run
+from surestep.doctor.watcher import Script
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -68,7 +68,7 @@ class Workers:
         self._is_iterable = is_iterable
         self._shares: WeakKeyDictionary[DataLoader[Any], Shares] = WeakKeyDictionary()
 
-    def begin(self, run: Run, loader: DataLoader[Any]) -> None:
+    def begin(self, run: Script, loader: DataLoader[Any]) -> None:
         """Begin a pass: call it in `on_loader`."""
         from torch.utils.data import IterableDataset
 

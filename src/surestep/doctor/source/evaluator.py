@@ -11,7 +11,7 @@ from surestep.doctor.source.arguments import bind_arguments, is_generator, is_ma
 from surestep.doctor.source.files import SourceFile
 from surestep.doctor.source.operators import BUILTINS, OPERATORS, find_truth, is_none
 from surestep.doctor.source.recorder import Recorder
-from surestep.doctor.source.trace import Branch, Loop
+from surestep.doctor.source.trace import Branch, SourceLoop
 from surestep.doctor.source.values import (
     Attribute,
     Call,
@@ -41,7 +41,7 @@ _SEVERAL = ("prepare", "setup", "setup_dataloaders")  # which return a tuple of 
 _TRANSPARENT = frozenset(("tqdm", "iter", "trange", "track", "list", "tuple"))
 
 
-class Evaluator:
+class ExpressionEvaluator:
     """Evaluates expressions; a subclass executes statements."""
 
     def __init__(self) -> None:
@@ -187,7 +187,7 @@ class Evaluator:
         with self._recorder.scoped():
             for generator in node.generators:  # type: ignore[attr-defined]
                 iterated = self._evaluate(generator.iter, inner)
-                self._recorder.enter(loop=Loop(node, iterated))
+                self._recorder.enter(loop=SourceLoop(node, iterated))
                 element = self._element(iterated, generator.iter)
                 self._assign(generator.target, element, inner, None)
                 for condition in generator.ifs:

@@ -16,11 +16,11 @@ from dataclasses import replace
 from functools import partial
 
 from surestep.doctor.source.arguments import can_follow_manager
-from surestep.doctor.source.evaluator import Evaluator
+from surestep.doctor.source.evaluator import ExpressionEvaluator
 from surestep.doctor.source.files import Project, SourceFile
 from surestep.doctor.source.operators import OPERATORS, find_truth
 from surestep.doctor.source.recorder import BudgetSpentError
-from surestep.doctor.source.trace import Branch, Loop, Program, Trace
+from surestep.doctor.source.trace import Branch, Program, SourceLoop, Trace
 from surestep.doctor.source.values import (
     Class,
     Collection,
@@ -48,7 +48,7 @@ def follow(file: SourceFile, project: Project) -> Program:
     return Interpreter(project).follow(file)
 
 
-class Interpreter(Evaluator):
+class Interpreter(ExpressionEvaluator):
     """Follows the source of a project.
 
     Args:
@@ -165,7 +165,7 @@ class Interpreter(Evaluator):
                 self._run_for(node, scope)
             case ast.While(test=test, body=body, orelse=orelse):
                 made = self._test(test, scope)
-                with self._recorder.scoped(loop=Loop(node, test=made)):
+                with self._recorder.scoped(loop=SourceLoop(node, test=made)):
                     self._run(body, scope)
                 self._run(orelse, scope)
             case ast.If():
@@ -207,7 +207,7 @@ class Interpreter(Evaluator):
 
     def _run_for(self, node: ast.For | ast.AsyncFor, scope: Scope) -> None:
         iterated = self._evaluate(node.iter, scope)
-        with self._recorder.scoped(loop=Loop(node, iterated)):
+        with self._recorder.scoped(loop=SourceLoop(node, iterated)):
             self._assign(node.target, self._element(iterated, node.iter), scope, None)
             self._run(node.body, scope)
         self._run(node.orelse, scope)

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from surestep.doctor.source.trace import Event, Loop, Trace
+from surestep.doctor.source.trace import Event, SourceLoop, Trace
 from surestep.doctor.source.training import find_actions, options_of
 from surestep.doctor.source.values import Call, Class, Constant, Function, Instance, Value
 from surestep.doctor.source.wrapping import PREPARES
@@ -74,7 +74,7 @@ def find_loaders(trace: Trace) -> list[Loader]:
     ]
 
 
-def find_training_loops(trace: Trace, loader: Loader) -> list[tuple[Loop, ...]]:
+def find_training_loops(trace: Trace, loader: Loader) -> list[tuple[SourceLoop, ...]]:
     """Return the loops over a loader in which an optimizer steps, each with those around it.
 
     Loops that make the loader are left out. There are none if an Accelerator or the like replaces
@@ -84,7 +84,7 @@ def find_training_loops(trace: Trace, loader: Loader) -> list[tuple[Loop, ...]]:
     given = (arg for call in prepares if call.name in PREPARES for arg in call.args)
     if any(loader.call in options_of(arg) for arg in given):
         return []
-    found: dict[int, tuple[Loop, ...]] = {}
+    found: dict[int, tuple[SourceLoop, ...]] = {}
     for action in find_actions(trace):
         if not action.is_step:
             continue
@@ -98,7 +98,7 @@ def find_training_loops(trace: Trace, loader: Loader) -> list[tuple[Loop, ...]]:
     return list(found.values())
 
 
-def find_loader_of(loops: Sequence[Loop], loaders: Sequence[Loader]) -> Loader | None:
+def find_loader_of(loops: Sequence[SourceLoop], loaders: Sequence[Loader]) -> Loader | None:
     """Return the loader over which the innermost of some loops iterates."""
     if not loops:
         return None
@@ -106,7 +106,7 @@ def find_loader_of(loops: Sequence[Loop], loaders: Sequence[Loader]) -> Loader |
     return next((loader for loader in loaders if loader.call in iterated), None)
 
 
-def _iterated(loop: Loop) -> Iterator[Value]:
+def _iterated(loop: SourceLoop) -> Iterator[Value]:
     """Yield what a loop may iterate over: the loader for `enumerate(tqdm(loader))`."""
     waiting = list(options_of(loop.iterated))
     while waiting:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from surestep.doctor.source.modules import contains
-from surestep.doctor.source.trace import Branch, Event, Loop, Trace
+from surestep.doctor.source.trace import Branch, Event, SourceLoop, Trace
 from surestep.doctor.source.training import is_same, may_be_same, strip
 from surestep.doctor.source.values import (
     Attribute,
@@ -95,7 +95,7 @@ def find_lasting_switch(
     return None
 
 
-def _switches_parts(trace: Trace, loop: Loop) -> bool:
+def _switches_parts(trace: Trace, loop: SourceLoop) -> bool:
     """Return whether a loop calls `train()` of layers that it iterates over, or of the class."""
     calls = [event.call for event in trace.events if loop in event.loops]
     return any(
@@ -194,7 +194,7 @@ def _is_certain(first: Event, second: Event) -> bool:
     return all((id(b.node), b.is_taken) in around for b in first.branches)
 
 
-def _leaves(event: Event, loop: Loop, other: Event) -> bool:
+def _leaves(event: Event, loop: SourceLoop, other: Event) -> bool:
     """Return whether a loop ends after an event, so that no pass follows."""
     inside = set(map(id, ast.walk(loop.node)))
     branches = [branch for branch in event.branches if branch not in other.branches]

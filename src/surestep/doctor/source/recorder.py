@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from surestep.doctor.source.files import SourceFile
-from surestep.doctor.source.trace import Branch, Event, Loop
+from surestep.doctor.source.trace import Branch, Event, SourceLoop
 from surestep.doctor.source.values import Function, Value
 
 MAX_EVENTS = 20_000  # of a trace
@@ -21,7 +21,7 @@ class BudgetSpentError(Exception):
 class Position(NamedTuple):
     """Where execution is: what an event has around it."""
 
-    loops: tuple[Loop, ...] = ()
+    loops: tuple[SourceLoop, ...] = ()
     branches: tuple[Branch, ...] = ()
     contexts: tuple[Value, ...] = ()
     stack: tuple[Function, ...] = ()
@@ -59,7 +59,7 @@ class Recorder:
     def enter(
         self,
         *,
-        loop: Loop | None = None,
+        loop: SourceLoop | None = None,
         branch: Branch | None = None,
         contexts: tuple[Value, ...] = (),
         function: Function | None = None,
@@ -77,7 +77,7 @@ class Recorder:
     def scoped(
         self,
         *,
-        loop: Loop | None = None,
+        loop: SourceLoop | None = None,
         branch: Branch | None = None,
         contexts: tuple[Value, ...] = (),
         function: Function | None = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from surestep.doctor.source.trace import Loop
+from surestep.doctor.source.trace import SourceLoop
 from surestep.doctor.source.training import Action, is_made_by, is_same, options_of
 from surestep.doctor.source.values import (
     Call,
@@ -82,7 +82,7 @@ def steps_in(made: Call) -> list[Value]:
     return found
 
 
-def iterates_over(loop: Loop, value: Value) -> bool:
+def iterates_over(loop: SourceLoop, value: Value) -> bool:
     """Return whether a loop takes all of a value: `for batch in tqdm(enumerate(loader))`."""
     iterated = loop.iterated
     while isinstance(iterated, Call) and iterated.name in _TRANSPARENT and iterated.args:
@@ -90,7 +90,7 @@ def iterates_over(loop: Loop, value: Value) -> bool:
     return is_same(iterated, value)
 
 
-def is_over_batches(loop: Loop) -> bool:
+def is_over_batches(loop: SourceLoop) -> bool:
     """Return whether a loop certainly takes the batches of a DataLoader."""
     iterated = loop.iterated
     while isinstance(iterated, Call) and iterated.name in _TRANSPARENT and iterated.args:
@@ -98,7 +98,7 @@ def is_over_batches(loop: Loop) -> bool:
     return is_made_by(iterated, "torch.utils.data.DataLoader")
 
 
-def epochs_of(loop: Loop) -> Value | None:
+def epochs_of(loop: SourceLoop) -> Value | None:
     """Return N of a loop over `range(N)` or `range(1, N + 1)`."""
     iterated = loop.iterated
     while isinstance(iterated, Call) and iterated.name in _TRANSPARENT and iterated.args:

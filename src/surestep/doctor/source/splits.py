@@ -21,7 +21,7 @@ _TRAINING = re.compile(r"(^|[^a-z])(train|training|tr)([^a-z]|$)", re.IGNORECASE
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
+class DataSplit:
     """A split of data into parts.
 
     Attributes:
@@ -36,35 +36,35 @@ class Split:
 
 
 @once_per_trace
-def find_splits(trace: Trace) -> list[Split]:
+def find_splits(trace: Trace) -> list[DataSplit]:
     """Return the splits of data in a trace, in order."""
     found = [_find_split(event) for event in trace.events]
     return [split for split in (*found, *_find_slices(trace)) if split is not None]
 
 
-def _find_split(event: Event) -> Split | None:
+def _find_split(event: Event) -> DataSplit | None:
     call = event.call
     if call is None:
         return None
     name, first = call.name, call.argument(0, "X")
     if call.path == f"{_SELECTION}train_test_split":
         shuffle = call.keywords.get("shuffle")
-        return Split(event, call.args, is_random=shuffle is None)
+        return DataSplit(event, call.args, is_random=shuffle is None)
     if call.path == "torch.utils.data.random_split":
         dataset = call.argument(0, "dataset")
-        return None if dataset is None else Split(event, (dataset,), is_random=True)
+        return None if dataset is None else DataSplit(event, (dataset,), is_random=True)
     if call.path.startswith(_SELECTION) and name in _CROSS_VALIDATIONS:
         data = call.argument(1, "X")
-        return None if data is None else Split(event, (data,), is_random=False)
+        return None if data is None else DataSplit(event, (data,), is_random=False)
     is_search = is_made_by(call.receiver, *(f"{_SELECTION}{entry}" for entry in _SEARCHES))
     is_folds = is_made_by(call.receiver, _SELECTION) and not is_search
     is_split = (name == "fit" and is_search) or (name == "split" and is_folds)
     if is_split and call.is_method and first is not None:
-        return Split(event, (first,), is_random=False)
+        return DataSplit(event, (first,), is_random=False)
     return None
 
 
-def _find_slices(trace: Trace) -> list[Split]:
+def _find_slices(trace: Trace) -> list[DataSplit]:
     """Return the splits that are written as `X[:n]` and `X[n:]`."""
     firsts: dict[tuple[int, str], Value] = {}
     found = []
@@ -79,7 +79,7 @@ def _find_slices(trace: Trace) -> list[Split]:
         if not lower:
             firsts[id(value.base), upper] = value
         elif not upper and (id(value.base), lower) in firsts and is_held_out(ast.unparse(target)):
-            found.append(Split(event, (value.base,), is_random=False))
+            found.append(DataSplit(event, (value.base,), is_random=False))
     return found
 
 

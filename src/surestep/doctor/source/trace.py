@@ -17,7 +17,7 @@ Found = TypeVar("Found")
 
 
 @dataclass(eq=False, frozen=True)
-class Loop:
+class SourceLoop:
     """A loop, or a comprehension, that is being executed.
 
     Attributes:
@@ -74,7 +74,7 @@ class Event:
     value: Value
     target: ast.expr | None = None
     base: Value | None = None
-    loops: tuple[Loop, ...] = ()
+    loops: tuple[SourceLoop, ...] = ()
     branches: tuple[Branch, ...] = ()
     contexts: tuple[Value, ...] = ()
     stack: tuple[Function, ...] = ()
@@ -86,7 +86,7 @@ class Event:
         object.__setattr__(self, "call", self.value if is_call else None)
 
     @property
-    def loop(self) -> Loop | None:
+    def loop(self) -> SourceLoop | None:
         """The innermost loop."""
         return self.loops[-1] if self.loops else None
 

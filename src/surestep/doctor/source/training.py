@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from surestep.doctor.source.nodes import describe_source
-from surestep.doctor.source.trace import Event, Loop, Trace, once_per_trace
+from surestep.doctor.source.trace import Event, SourceLoop, Trace, once_per_trace
 from surestep.doctor.source.values import (
     Attribute,
     Call,
@@ -288,7 +288,7 @@ def iter_outputs(value: Value | None) -> Iterator[Value]:
             yield option
 
 
-def common_loop(a: Event, b: Event) -> Loop | None:
+def common_loop(a: Event, b: Event) -> SourceLoop | None:
     """Return the innermost loop around both events."""
     shared = [loop for loop in a.loops if loop in b.loops]
     return shared[-1] if shared else None

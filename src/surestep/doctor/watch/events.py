@@ -22,7 +22,7 @@ from surestep.doctor.watch.forwards import Forwards
 from surestep.doctor.watch.functions import FUNCTIONS, read_parameters
 from surestep.doctor.watch.listeners import Listeners
 from surestep.doctor.watch.wrap import Around, wraps
-from surestep.doctor.watcher import Call
+from surestep.doctor.watcher import TorchCall
 
 Wrapper = tuple[Any, str, Callable[[Any], Any]]
 _SCHEDULES = [
@@ -76,7 +76,7 @@ class Events:
 
         def hear(result: Any, *args: Any, **options: Any) -> None:
             given = {**dict(zip(parameters, args, strict=False)), **options}
-            call = Call(name, {**parameters, **given}, result, frozenset(given))
+            call = TorchCall(name, {**parameters, **given}, result, frozenset(given))
             self._listeners.call_function(call)
 
         return hear

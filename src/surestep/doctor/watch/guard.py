@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 from surestep.base.text import one_line
-from surestep.doctor.watcher import Run
+from surestep.doctor.watcher import Script
 
 _LONGEST = 200  # characters of an error that are shown
 _PACKAGE = Path(__file__).parents[2]
@@ -29,10 +29,10 @@ class Guard:
     def __init__(self) -> None:
         self.stopped_at: int | None = None
         self.has_ended = False
-        self._run: Run | None = None
+        self._run: Script | None = None
         self._stop: Callable[[], None] = lambda: None
 
-    def attach(self, run: Run, stop: Callable[[], None]) -> None:
+    def attach(self, run: Script, stop: Callable[[], None]) -> None:
         """Call a function when the watching of a run ends."""
         self._run, self._stop = run, stop
 

@@ -11,7 +11,7 @@ from surestep.doctor import private
 from surestep.doctor.runtime.locations import find_location
 from surestep.doctor.watch.guard import Guard, describe_error
 from surestep.doctor.watch.names import find_modules, find_name
-from surestep.doctor.watcher import Call, Run, Watcher
+from surestep.doctor.watcher import Script, TorchCall, Watcher
 
 Handler = tuple[str, Callable[..., None]]  # the code of a rule, and its method
 _METHODS = tuple(name for name in vars(Watcher) if name.startswith(("on_", "after_")))
@@ -41,7 +41,7 @@ class Listeners:
         guard: Guard | None = None,
     ) -> None:
         self.guard = Guard() if guard is None else guard
-        self.run = Run(find_location, find_name, find_modules)
+        self.run = Script(find_location, find_name, find_modules)
         self.guard.attach(self.run, self.stop)
         self._users = users
         self.failures: dict[str, str] = {}
@@ -112,7 +112,7 @@ class Listeners:
         finally:
             self._is_busy = self.is_stopped
 
-    def call_function(self, call: Call) -> None:
+    def call_function(self, call: TorchCall) -> None:
         """Call `on_call` of the rules that hear a function."""
         self.call(call.name, call)
 

@@ -16,7 +16,7 @@ import torch.multiprocessing.spawn  # noqa: F401 - a module that a function of i
 from surestep.doctor.rule import load_rules
 from surestep.doctor.watch.guard import Guard
 from surestep.doctor.watch.report import Report
-from surestep.doctor.watch.watch import Watch
+from surestep.doctor.watch.watch import WatchSession
 from surestep.doctor.watch.wrap import replaced
 
 
@@ -41,7 +41,7 @@ class WatchedFunction:
         guard, rules = Guard(), []
         with guard:
             rules = [rule for rule in load_rules() if rule.code in self.codes]
-        watch = Watch(rules, self.most_steps, guard)
+        watch = WatchSession(rules, self.most_steps, guard)
         try:
             watch.run(lambda: self.function(index, *args))
         finally:

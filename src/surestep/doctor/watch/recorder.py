@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import NOWHERE
 from surestep.doctor.runtime.windows import GradientEvent, History, Window, pick_probes
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,27 +30,27 @@ class WindowRecorder(Watcher):
     def __init__(self) -> None:
         self._backward = NOWHERE
 
-    def on_new_optimizer(self, run: Run, optimizer: Optimizer) -> None:
+    def on_new_optimizer(self, run: Script, optimizer: Optimizer) -> None:
         if len(run.histories) < _MOST_OPTIMIZERS:
             probes = pick_probes(optimizer, lambda parameter: parameter.requires_grad)
             began_at = max(run.step, run.sampled_since)  # nothing of it was before
             run.histories[optimizer] = History(probes, Window(began_at, is_first=True))
 
-    def on_zero_grad(self, run: Run, parameters: Sequence[Tensor]) -> None:
+    def on_zero_grad(self, run: Script, parameters: Sequence[Tensor]) -> None:
         for history in self._find(run, parameters):
             _notice_writes(history)
 
-    def after_zero_grad(self, run: Run, parameters: Sequence[Tensor]) -> None:
+    def after_zero_grad(self, run: Script, parameters: Sequence[Tensor]) -> None:
         location = run.locate()
         for history in self._find(run, parameters):
             _add(history, GradientEvent("zero", location))
 
-    def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
+    def on_backward(self, run: Script, losses: Sequence[Tensor], keeps_graph: bool) -> None:
         self._backward = run.locate()
         for history in list(run.histories.values()):
             _notice_writes(history)
 
-    def after_backward(self, run: Run, losses: Sequence[Tensor]) -> None:
+    def after_backward(self, run: Script, losses: Sequence[Tensor]) -> None:
         for history in list(run.histories.values()):
             is_reached = _read_versions(history) != history.versions
             history.is_reached |= is_reached
@@ -59,7 +59,7 @@ class WindowRecorder(Watcher):
             _add(history, GradientEvent("backward" if is_reached else "other", self._backward))
 
     def on_clip(
-        self, run: Run, parameters: Sequence[Tensor], limit: float, norm: Tensor | None
+        self, run: Script, parameters: Sequence[Tensor], limit: float, norm: Tensor | None
     ) -> None:
         if not isfinite(limit):  # without a limit, the norm is only measured
             return
@@ -69,14 +69,14 @@ class WindowRecorder(Watcher):
                 _add(history, GradientEvent("write", NOWHERE))
             _add(history, GradientEvent("clip", location))
 
-    def on_unscale(self, run: Run, scaler: Any, optimizer: Optimizer) -> None:
+    def on_unscale(self, run: Script, scaler: Any, optimizer: Optimizer) -> None:
         history = run.histories.get(optimizer)
         if history is not None:
             _notice_writes(history)
             _add(history, GradientEvent("unscale", run.locate()))
             history.versions = None  # it is about to change them
 
-    def on_step(self, run: Run, optimizer: Optimizer) -> None:
+    def on_step(self, run: Script, optimizer: Optimizer) -> None:
         history = run.histories.get(optimizer)
         if history is None:
             return
@@ -89,13 +89,13 @@ class WindowRecorder(Watcher):
                 history.probes = with_gradient or history.probes
         history.is_stepping = True
 
-    def after_step(self, run: Run, optimizer: Optimizer) -> None:
+    def after_step(self, run: Script, optimizer: Optimizer) -> None:
         history = run.histories.get(optimizer)
         if history is not None:
             history.current = Window(began_at=run.step)
             history.versions, history.is_stepping = None, False
 
-    def _find(self, run: Run, parameters: Sequence[Tensor]) -> list[History]:
+    def _find(self, run: Script, parameters: Sequence[Tensor]) -> list[History]:
         """Return the histories of the optimizers of some parameters."""
         given = set(map(id, parameters))
         return [

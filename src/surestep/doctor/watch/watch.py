@@ -19,7 +19,7 @@ from surestep.doctor.watch.report import Report, merge_reports, sort_findings
 from surestep.doctor.watcher import Watcher
 
 
-class Watch:
+class WatchSession:
     """The rules that watch a script.
 
     Args:

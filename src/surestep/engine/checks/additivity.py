@@ -23,7 +23,7 @@ from surestep.engine.checks.padding import (
     report_padding,
 )
 from surestep.engine.checks.samples import (
-    Split,
+    Partition,
     can_be_varied,
     different_samples,
     draw_classes,
@@ -340,7 +340,7 @@ def _vary_outputs(terms: Terms) -> Iterator[Trial]:
     yield _trial_of_outputs(terms, own, " (with other outputs)")
 
 
-def split_to_vary(batch: MeasuredBatch, parts: Sequence[int] = _PARTS_OF_CALLS) -> Split:
+def split_to_vary(batch: MeasuredBatch, parts: Sequence[int] = _PARTS_OF_CALLS) -> Partition:
     """Return a few samples in parts: ones whose targets differ, or the first that are collated."""
     targets, rows = batch.head.micro_batch.targets, None
     if not batch.collates:
@@ -355,7 +355,9 @@ def _split_given(terms: Terms) -> Trial:
     return _trial_of_outputs(terms, split_in_two(batch.few), "", total)
 
 
-def _trial_of_outputs(terms: Terms, split: Split, how: str, known: Tensor | None = None) -> Trial:
+def _trial_of_outputs(
+    terms: Terms, split: Partition, how: str, known: Tensor | None = None
+) -> Trial:
     calls = len(split.all_rows()) - (known is not None and not terms.batch.calls.take_double)
     rows, *rows_of_parts = split.all_rows()
 
@@ -381,7 +383,7 @@ def _call_varied(terms: Terms) -> Iterator[Trial]:
     if terms.loss.kind == "in training":
         rows = split_to_vary(terms.batch, (1, 1, 1, 1)).rows
         splits = [
-            Split(rows[first : first + 2], [1], seed)
+            Partition(rows[first : first + 2], [1], seed)
             for seed, first in enumerate(range(0, len(rows) - 1, 2))
         ]
     for split in splits:
@@ -408,7 +410,7 @@ def _call_given(terms: Terms) -> Trial:
     return trial._replace(calls=trial.calls + 1, run=run, again=again.pop)
 
 
-def _trial_of_calls(terms: Terms, split: Split, how: str) -> Trial:
+def _trial_of_calls(terms: Terms, split: Partition, how: str) -> Trial:
     """Return the comparison of samples by calls of the model."""
 
     def measure(rows: Sequence[int]) -> Term:

@@ -16,7 +16,7 @@ from surestep.base.errors import TaskError
 from surestep.engine.batch import MicroBatch, flatten_tensors, map_tensors
 from surestep.engine.checks.additivity import TOLERANCE_OF_HALF, has_half
 from surestep.engine.checks.samples import (
-    Split,
+    Partition,
     can_be_split,
     can_be_varied,
     draw_classes,
@@ -96,7 +96,7 @@ class _Trial(NamedTuple):
     """
 
     micro_batch: MicroBatch
-    split: Split
+    split: Partition
     how: str
 
 
@@ -127,9 +127,9 @@ def _compare(name: str, metric: Any, outputs: Any, trial: _Trial, loss: Loss) ->
     taken = select_samples(outputs, split.rows, micro.samples)
     if split.seed is not None:
         taken = _with_both_signs(outputs, split.take(outputs))
-    unsplit = Split(split.rows, [], split.seed)
+    unsplit = Partition(split.rows, [], split.seed)
 
-    def measure(split: Split, parts: Sequence[Any]) -> Measured:
+    def measure(split: Partition, parts: Sequence[Any]) -> Measured:
         return _measure({name: metric}, split, parts, micro, loss)
 
     def reject(error: TaskError) -> NoReturn:
@@ -172,7 +172,7 @@ def _with_both_signs(outputs: Any, varied: Any) -> Any:
 
 
 def _measure(
-    named: Mapping[str, Any], split: Split, parts: Sequence[Any], micro: MicroBatch, loss: Loss
+    named: Mapping[str, Any], split: Partition, parts: Sequence[Any], micro: MicroBatch, loss: Loss
 ) -> Measured:
     """Return the values over the parts of a split, whose outputs are given.
 

@@ -15,7 +15,7 @@ from surestep.engine.rng import derive_seed
 _LARGEST_TRIAL = 2**26  # numbers of two samples above which none are varied, to save memory
 
 
-class Split(NamedTuple):
+class Partition(NamedTuple):
     """Some samples, and where they are split into parts.
 
     Attributes:
@@ -44,15 +44,17 @@ class Split(NamedTuple):
         return vary_outputs(taken, torch.Generator().manual_seed(derive_seed("check", self.seed)))
 
 
-def split_in_two(samples: int) -> Split:
+def split_in_two(samples: int) -> Partition:
     """Return a batch in two uneven parts, because a mean of means is right for even ones."""
-    return Split(range(samples), [max(1, samples // 3)], None)
+    return Partition(range(samples), [max(1, samples // 3)], None)
 
 
-def split_varied(samples: int, parts: Sequence[int], rows: Sequence[int] | None = None) -> Split:
+def split_varied(
+    samples: int, parts: Sequence[int], rows: Sequence[int] | None = None
+) -> Partition:
     """Return the first samples, or these `rows`, in parts of these sizes, to be varied."""
     chosen = range(min(samples, sum(parts))) if rows is None else rows
-    return Split(chosen, [end for end in itertools.accumulate(parts) if end < len(chosen)], 0)
+    return Partition(chosen, [end for end in itertools.accumulate(parts) if end < len(chosen)], 0)
 
 
 def can_be_varied(outputs: Any, samples: int) -> bool:

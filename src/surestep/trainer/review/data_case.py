@@ -46,7 +46,7 @@ _END = object()  # after the last sample of a stream
 
 
 @dataclass(frozen=True)
-class Split:
+class ReadSplit:
     """The samples of a split that were read.
 
     Attributes:
@@ -122,8 +122,8 @@ class DataCase:
     task: Task
     plan: Plan
     loop: Loop
-    train: Split
-    others: tuple[Split, ...]
+    train: ReadSplit
+    others: tuple[ReadSplit, ...]
     same: tuple[str, ...]
 
     def read_origins(self, option: str) -> tuple[list[Any], dict[str, list[Any]]]:
@@ -177,7 +177,7 @@ def read_data(loop: Loop, task: Task, plan: Plan) -> DataCase | None:
     return DataCase(task, plan, loop, train, tuple(filter(None, found)), same)
 
 
-def _read_split(data: Any, name: str, task: Task, plan: Plan, seconds: float) -> Split | None:
+def _read_split(data: Any, name: str, task: Task, plan: Plan, seconds: float) -> ReadSplit | None:
     """Read samples of a split for so many seconds; None if there are none to read."""
     if is_stream(data):
         return _read_stream(data, name, task, plan, min(seconds, _SECONDS / 2))
@@ -219,7 +219,7 @@ def _keep(rows: list[int], excluded: Any) -> list[int]:
     return [row for row in rows if row not in left_out]
 
 
-def _read_stream(data: Any, name: str, task: Task, plan: Plan, seconds: float) -> Split | None:
+def _read_stream(data: Any, name: str, task: Task, plan: Plan, seconds: float) -> ReadSplit | None:
     """Read the first samples of a stream, in a separate pass; None if there are none to read.
 
     A pass starts from the beginning, but not the generators that the stream or the `collate_fn`
@@ -290,7 +290,7 @@ def spread_indices(count: int, most: int) -> list[int]:
 
 def _split_batches(
     name: str, count: int | None, rows: list[int], batches: list[Any], task: Task
-) -> Split:
+) -> ReadSplit:
     """Return a split from batches with all its rows, or of one row each."""
     inputs, targets = [], []
     for batch in batches:
@@ -307,8 +307,8 @@ def _split_batches(
         digests = _digest_rows(leaves[0]) if len(batches) == 1 else list(map(_digest, leaves))
         digests = digests if len(digests) == len(rows) else []
     if task.collate_fn is only_element:
-        return Split(name, count, rows, digests)
-    return Split(name, count, rows, digests, _join(leaves, rows), _join_targets(targets, rows))
+        return ReadSplit(name, count, rows, digests)
+    return ReadSplit(name, count, rows, digests, _join(leaves, rows), _join_targets(targets, rows))
 
 
 def _join_targets(targets: list[Any], rows: list[int]) -> tuple[Tensor, ...] | None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from surestep.engine.rng import derive_seed
-from surestep.trainer.review.data_case import Split, spread_indices
+from surestep.trainer.review.data_case import ReadSplit, spread_indices
 
 _NEAR = 0.01  # of the usual distance to a neighbor, below which two samples are near duplicates
 _NEIGHBOR = 11  # which neighbor, with the sample itself as the first
@@ -39,7 +39,7 @@ class Duplicates:
     is_exact: bool
 
 
-def find_duplicates(train: Split, other: Split) -> Duplicates | None:
+def find_duplicates(train: ReadSplit, other: ReadSplit) -> Duplicates | None:
     """Return the samples of a split that are also in the training data; None if there are none.
 
     Samples with few possible values, such as rows of categories, are equal by chance: of those,
@@ -67,7 +67,7 @@ def find_duplicates(train: Split, other: Split) -> Duplicates | None:
     return found if near is None or near.share < share else near
 
 
-def is_same(train: Split, other: Split) -> bool:
+def is_same(train: ReadSplit, other: ReadSplit) -> bool:
     """Return whether two splits have the same samples, as far as they were read."""
     if train.count is None:
         return False
@@ -79,7 +79,7 @@ def is_same(train: Split, other: Split) -> bool:
     )
 
 
-def _constant_rows(split: Split) -> list[bool]:
+def _constant_rows(split: ReadSplit) -> list[bool]:
     """Return for each row whether all its inputs have one value, as an empty image has."""
     table = split.features
     if table is None or table.shape[1] < 2:
@@ -87,7 +87,7 @@ def _constant_rows(split: Split) -> list[bool]:
     return (table == table[:, :1]).all(1).tolist()
 
 
-def _is_identifying(split: Split) -> bool:
+def _is_identifying(split: ReadSplit) -> bool:
     """Return whether the inputs have so many different values that no two are equal by chance."""
     if split.inputs is None:
         return True  # sequences of different lengths, or batches
@@ -104,7 +104,7 @@ def _is_identifying(split: Split) -> bool:
     return len(rows) > 1 and (n_varied >= _FEWEST_COLUMNS or bits >= _BITS)
 
 
-def _find_near(train: Split, other: Split) -> Duplicates | None:
+def _find_near(train: ReadSplit, other: ReadSplit) -> Duplicates | None:
     """Return samples that differ little from one of the training data.
 
     Their share is not scaled up if only a part of the training data is compared.
@@ -128,12 +128,12 @@ def _find_near(train: Split, other: Split) -> Duplicates | None:
     return Duplicates(pairs, len(pairs) / len(of_other), is_exact=False) if pairs else None
 
 
-def _pick(split: Split, most: int) -> list[int]:
+def _pick(split: ReadSplit, most: int) -> list[int]:
     """Return positions of at most so many of the rows that were read, spread over them."""
     return sorted(spread_indices(len(split.rows), most))
 
 
-def _are_numbers(split: Split) -> bool:
+def _are_numbers(split: ReadSplit) -> bool:
     inputs = split.inputs
     return (
         inputs is not None
@@ -162,7 +162,7 @@ def _close_numbers(train: Tensor, other: Tensor) -> Tensor:
     return torch.where(distance < _NEAR * usual, at, -1)
 
 
-def _tokens(split: Split) -> Tensor | None:
+def _tokens(split: ReadSplit) -> Tensor | None:
     """Return the tokens of each sample, (rows read, tokens); None if they are something else."""
     for tensor in split.inputs or ():
         is_table = tensor.dtype in (torch.int64, torch.int32) and tensor.dim() == 2

@@ -46,11 +46,11 @@ from surestep.doctor.rules.ss305_schedule_never_stepped.attributes import (
     is_attribute_used,
 )
 from surestep.doctor.runtime.schedules import ScheduleWatcher
-from surestep.doctor.source.order import Order
 from surestep.doctor.source.schedules import TORCH, creations
+from surestep.doctor.source.steps import StepOrder
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import describe, is_made_by, is_same
-from surestep.doctor.watcher import Run
+from surestep.doctor.watcher import Script
 
 SEVERITY = "error"
 FIX = "Call scheduler.step() after optimizer.step(), for each batch or each epoch as it counts."
@@ -63,7 +63,7 @@ _FEWEST = 5  # steps of the optimizer
 def check(program: Program) -> Iterator[Problem]:
     """Find schedules in a variable that is not used, beside steps of their optimizer."""
     for trace in program.traces:
-        order = Order(trace)
+        order = StepOrder(trace)
         for event in trace.events:
             target, made = event.target, event.value
             if event.kind != "store" or not isinstance(target, (ast.Name, ast.Attribute)):
@@ -113,10 +113,10 @@ def _is_exported(event: Event, name: str) -> bool:
     )
 
 
-class Watch(ScheduleWatcher):
+class ScheduleNeverSteppedWatcher(ScheduleWatcher):
     """Find schedules that were not stepped in a whole run."""
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         stepped = {id(seen.optimizer()) for seen in run.schedules.seen if seen.steps > 0}
         for seen in run.schedules.seen:
             if seen.steps > 0 or seen.is_part or id(seen.optimizer()) in stepped:

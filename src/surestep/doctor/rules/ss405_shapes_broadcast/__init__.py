@@ -62,7 +62,7 @@ from surestep.doctor.source.operators import find_operations
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.values import Call as CallValue
 from surestep.doctor.source.values import Collection, Constant, Item, Operation, Value, walk
-from surestep.doctor.watcher import Call, Run, Watcher
+from surestep.doctor.watcher import Script, TorchCall, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -170,7 +170,7 @@ def _is_prediction(value: Value) -> bool:
     return has_model
 
 
-class Watch(Watcher):
+class ShapesBroadcastWatcher(Watcher):
     """Compare the shapes of predictions and targets in losses and differences."""
 
     FUNCTIONS = (*_LOSSES, "sub")
@@ -181,13 +181,13 @@ class Watch(Watcher):
         self._last_step = -_MOST_STEPS  # with a difference of all pairs
 
     def after_forward(
-        self, run: Run, module: nn.Module, inputs: tuple[Any, ...], output: Any
+        self, run: Script, module: nn.Module, inputs: tuple[Any, ...], output: Any
     ) -> None:
         """Remember the output of a model, to know it in a difference."""
         if len(run.modules) == 1 and is_tensor(output):
             attach_token(output.grad_fn, _OUTPUT)
 
-    def on_call(self, run: Run, call: Call) -> None:
+    def on_call(self, run: Script, call: TorchCall) -> None:
         if call.name != "sub":
             if _is_table(call["input"], call["target"]):
                 seen = _describe(run, call.name, call["input"], call["target"])
@@ -203,13 +203,13 @@ class Watch(Watcher):
                 self._all.add_seen(*seen)
                 self._last_step = run.step
 
-    def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
+    def on_backward(self, run: Script, losses: Sequence[Tensor], keeps_graph: bool) -> None:
         """Count the differences in a loss, unless the values of each row are ranked."""
         if run.step - self._last_step < _MOST_STEPS:
             for seen in take_marks(losses, _DIFFERENCE, behind=_RANKING):
                 self._in_losses.add_seen(*seen)
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         tally = self._in_losses if run.backwards else self._all  # of torch.autograd.grad
         for found in tally:
             if found.mistakes >= _FEWEST:
@@ -218,9 +218,9 @@ class Watch(Watcher):
                 )
 
 
-def _describe(run: Run, name: str, prediction: Tensor, target: Tensor) -> tuple[Location, int, str]:
+def _describe(run: Script, name: str, output: Tensor, target: Tensor) -> tuple[Location, int, str]:
     """Return where, since which step, and what is wrong."""
-    shapes = f"{tuple(prediction.shape)} and {tuple(target.shape)}"
+    shapes = f"{tuple(output.shape)} and {tuple(target.shape)}"
     reason = f"{name} of shapes {shapes} compared each prediction with all targets"
     return run.locate(), run.step + 1, reason
 

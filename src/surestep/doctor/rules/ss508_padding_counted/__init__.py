@@ -78,8 +78,7 @@ from surestep.doctor.source.losses import Loss, find_losses
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import describe
 from surestep.doctor.source.values import Attribute, Call, Constant, Either, Unknown, Value
-from surestep.doctor.watcher import Call as Called
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, TorchCall, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -189,7 +188,7 @@ class _Targets(Occurrence):
     repeats: list[Tensor | None] = field(default_factory=list)
 
 
-class Watch(Watcher):
+class PaddingCountedWatcher(Watcher):
     """Store some targets that no value is ignored of, and find the padding at their ends."""
 
     FUNCTIONS = ("cross_entropy", "nll_loss")
@@ -201,7 +200,7 @@ class Watch(Watcher):
         self._repeats: list[Tensor] = []  # of its inputs
         self._targets: dict[Location, _Targets] = {}
 
-    def on_forward(self, run: Run, module: Any, inputs: tuple[Any, ...]) -> None:
+    def on_forward(self, run: Script, module: Any, inputs: tuple[Any, ...]) -> None:
         if len(run.modules) == 1:
             self._is_known = next(module.parameters(), None) is None  # of a loss
         if self._is_known:
@@ -212,7 +211,7 @@ class Watch(Watcher):
         self._rows = len(given[0]) if given else 0
         self._repeats = [_find_repeats(v) for v in given if v.numel() <= _MOST_VALUES]
 
-    def on_call(self, run: Run, call: Called) -> None:
+    def on_call(self, run: Script, call: TorchCall) -> None:
         target = call["target"].detach()
         is_reduced = call["reduction"] != "none" and call["weight"] is None
         is_small = 0 < target.numel() <= _MOST_VALUES and not target.is_floating_point()
@@ -229,7 +228,7 @@ class Watch(Watcher):
             matching = (found for found in self._repeats if found.shape == table.shape)
             seen.repeats.append(next(matching, None))
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         for seen in self._targets.values():
             tables = [_drop_ignored_ends(table) for table in seen.tables]
             found = [_find_padding_in(table.tolist()) for table in tables]

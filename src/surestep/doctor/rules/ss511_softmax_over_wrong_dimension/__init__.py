@@ -51,8 +51,7 @@ from surestep.doctor.source.outputs import Origin, Outputs
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import describe, tensor_of
 from surestep.doctor.source.values import Call, Constant
-from surestep.doctor.watcher import Call as Called
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, TorchCall, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -150,7 +149,7 @@ def _dim_of_argmax(call: Call) -> int | None:
     return dim.value if isinstance(dim, Constant) and dim.value in (1, -1) else None
 
 
-class Watch(Watcher):
+class SoftmaxOverWrongDimensionWatcher(Watcher):
     """Check over which dimension predictions sum to 1."""
 
     FUNCTIONS = (*_SOFTMAX, "argmax", *_LOSSES)
@@ -161,7 +160,7 @@ class Watch(Watcher):
         # Without a graph, only the last softmax itself shows that its result is used.
         self._over_batch: Callable[[], object] = lambda: None
 
-    def on_call(self, run: Run, call: Called) -> None:
+    def on_call(self, run: Script, call: TorchCall) -> None:
         if call.name in _SOFTMAX:
             if call["dim"] is None:
                 self._tally.add(run, f"{call.name} had no `dim`: its input decides")
@@ -178,7 +177,7 @@ class Watch(Watcher):
         else:
             self._tally.add(run, _explain(call))
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         for seen in self._tally:
             yield seen.report(
                 f"{seen.reason}, in {seen.mistakes} of the calls that were checked.",
@@ -186,7 +185,7 @@ class Watch(Watcher):
             )
 
 
-def _explain(call: Called) -> str:
+def _explain(call: TorchCall) -> str:
     """Return what is wrong with the dimension of a softmax that a prediction comes from."""
     tensor = call["input"]
     node = find_origin(tensor, keeps_all=True) if tensor.dim() > 1 else None

@@ -58,7 +58,7 @@ from surestep.doctor.rules.ss604_leakage_by_preprocessing.standardizations impor
     find_standardizations,
 )
 from surestep.doctor.source.splits import (
-    Split,
+    DataSplit,
     argument_text,
     find_splits,
     is_held_out,
@@ -99,7 +99,7 @@ def check(program: Program) -> Iterator[Problem]:
                     yield _report(fit, split, "splits them for an evaluation")
 
 
-def _check_standardizations(trace: Trace, splits: list[Split]) -> Iterator[Problem]:
+def _check_standardizations(trace: Trace, splits: list[DataSplit]) -> Iterator[Problem]:
     reported: set[Value] = set()
     for found in find_standardizations(trace):
         if found.statistic in reported or is_training_part(found.source, found.text):
@@ -127,7 +127,7 @@ def _check_standardizations(trace: Trace, splits: list[Split]) -> Iterator[Probl
 
 
 def _check_refits(
-    trace: Trace, splits: list[Split], fits: list[tuple[Event, Call]]
+    trace: Trace, splits: list[DataSplit], fits: list[tuple[Event, Call]]
 ) -> Iterator[Problem]:
     """Find what learned from a part for training, and learns from one for evaluation again."""
     for fit, call in fits:
@@ -155,13 +155,13 @@ def _has_path(value: Value | None, path: str) -> bool:
     return isinstance(value, Call) and value.path == path
 
 
-def _report(fit: Event, split: Split, what: str) -> Problem:
+def _report(fit: Event, split: DataSplit, what: str) -> Problem:
     line = split.event.line
     message = f"`{fit.text}` learns from all samples, and line {line} {what}."
     return at_event(fit, message, split_line=line)
 
 
-def _leaks(fit: Event, call: Call, split: Split, trace: Trace) -> bool:
+def _leaks(fit: Event, call: Call, split: DataSplit, trace: Trace) -> bool:
     """Return whether a split is of data that a preprocessing learned from."""
     if call.name == "fit":
         return _leaks_by_transform(fit, call, split, trace)
@@ -169,7 +169,7 @@ def _leaks(fit: Event, call: Call, split: Split, trace: Trace) -> bool:
     return any(_holds(data, call, text, split, trace) for data in split.data)
 
 
-def _holds(data: Value, result: Value, text: str, split: Split, trace: Trace) -> bool:
+def _holds(data: Value, result: Value, text: str, split: DataSplit, trace: Trace) -> bool:
     """Return whether data was made from a result of a text, or the result was stored in it."""
     parts = [part for source in _contents(data) for part in walk(source)]
     if any(part is result for part in parts):
@@ -199,7 +199,7 @@ def _table_of(value: Value | None) -> Value | None:
     return value
 
 
-def _leaks_by_transform(event: Event, fit: Call, split: Split, trace: Trace) -> bool:
+def _leaks_by_transform(event: Event, fit: Call, split: DataSplit, trace: Trace) -> bool:
     """Return whether what `fit` got is transformed and split, in either order."""
     fitted, text = fit.args[0], argument_text(fit)
     for later in trace.events[trace.index(event) + 1 :]:
@@ -219,7 +219,7 @@ def _leaks_by_transform(event: Event, fit: Call, split: Split, trace: Trace) -> 
     return False
 
 
-def _leaks_into_parts(fit: Event, call: Call, split: Split, trace: Trace) -> bool:
+def _leaks_into_parts(fit: Event, call: Call, split: DataSplit, trace: Trace) -> bool:
     """Return whether parts of a split are transformed by, or taken from, what all data fitted."""
     if not any(_has_same_samples(data, call.args[0]) for data in split.data):
         return False
@@ -256,7 +256,7 @@ def _has_same_samples(a: Value, b: Value) -> bool:
     return is_same(a, b)
 
 
-def _is_fold(value: Value, result: Call, split: Split) -> bool:
+def _is_fold(value: Value, result: Call, split: DataSplit) -> bool:
     """Return whether a value is a part of a result for one fold: `scaled[test]`."""
     return (
         isinstance(value, Item)
@@ -265,7 +265,7 @@ def _is_fold(value: Value, result: Call, split: Split) -> bool:
     )
 
 
-def _is_part_of(value: Value, split: Split) -> bool:
+def _is_part_of(value: Value, split: DataSplit) -> bool:
     """Return whether a value is a result of a split, or what the indices of a fold select."""
     made = split.event.value
     return any(
@@ -277,7 +277,7 @@ def _is_part_of(value: Value, split: Split) -> bool:
     )
 
 
-def _is_slice(value: Item, split: Split) -> bool:
+def _is_slice(value: Item, split: DataSplit) -> bool:
     """Return whether a value is `X[:n]` of data that is split by slices."""
     is_slice = isinstance(value.node, ast.Subscript) and isinstance(value.node.slice, ast.Slice)
     return is_slice and split.event.kind == "store" and value.base is split.data[0]

@@ -50,8 +50,8 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from surestep.doctor.problem import Problem, at_event
-from surestep.doctor.rules.ss610_labels_do_not_match.orders import (
-    Order,
+from surestep.doctor.rules.ss610_labels_do_not_match.drawn_orders import (
+    DrawnOrder,
     find_order,
     find_root,
     is_seeded_between,
@@ -67,8 +67,7 @@ from surestep.doctor.source.modules import is_named_model
 from surestep.doctor.source.trace import Event, Program, Trace
 from surestep.doctor.source.training import describe
 from surestep.doctor.source.values import Call, Value
-from surestep.doctor.watcher import Call as Called
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Script, TorchCall, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -128,7 +127,7 @@ def _find_pairs(trace: Trace) -> Iterator[tuple[Event, Value, Value]]:
 
 
 def _describe_mismatch(
-    trace: Trace, event: Event, labels: Value, first: Order | None, second: Order | None
+    trace: Trace, event: Event, labels: Value, first: DrawnOrder | None, second: DrawnOrder | None
 ) -> str | None:
     """Return how inputs and labels were brought into different orders; None if they were not."""
     call = event.call
@@ -168,7 +167,7 @@ class _Labels:
     is_constant: bool = True
 
 
-class Watch(Watcher):
+class LabelsDoNotMatchWatcher(Watcher):
     """Find labels that are the same in all samples that a classifier trains on."""
 
     FUNCTIONS = ("cross_entropy",)
@@ -180,12 +179,12 @@ class Watch(Watcher):
         self._found: list[_Labels] = []
         self._targets: list[Tensor] = []
 
-    def on_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+    def on_loader(self, run: Script, loader: DataLoader[Any]) -> None:
         if loader not in self._labels and len(self._found) < _MOST_LOADERS:
             self._labels[loader] = _Labels(self._passes.begin(run, loader))
             self._found.append(self._labels[loader])
 
-    def on_batch(self, run: Run, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
+    def on_batch(self, run: Script, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
         seen = self._labels.get(loader)
         if seen is None or (seen.entry.trained and not seen.is_constant):
             return
@@ -199,7 +198,7 @@ class Watch(Watcher):
             seen.is_constant = float(low) == float(high) == seen.value
             seen.samples += len(labels)
 
-    def on_call(self, run: Run, call: Called) -> None:
+    def on_call(self, run: Script, call: TorchCall) -> None:
         target, is_open = call["target"].detach(), len(self._targets) < _MOST_TARGETS
         is_classifier = name_origin(call["input"]) in LINEAR
         if is_open and is_classifier and target.numel() and not target.is_floating_point():
@@ -207,7 +206,7 @@ class Watch(Watcher):
 
             self._targets.append(torch.stack(target.aminmax()))
 
-    def observe(self, run: Run) -> Iterator[Problem]:
+    def observe(self, run: Script) -> Iterator[Problem]:
         trained = [seen for seen in self._found if seen.entry.trained]
         if len({(seen.is_constant, seen.value) for seen in trained}) != 1:
             return

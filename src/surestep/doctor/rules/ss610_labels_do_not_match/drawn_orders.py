@@ -27,7 +27,7 @@ _SEEDS = re.compile(r"seed|set_state|set_rng_state|setstate|RandomState|default_
 
 
 @dataclass(frozen=True)
-class Order:
+class DrawnOrder:
     """The order of samples that a call drew.
 
     Attributes:
@@ -50,23 +50,23 @@ def shuffled_by(event: Event) -> Value | None:
     return call.args[0] if call.path in _SHUFFLES or is_generator else None
 
 
-def find_order(value: Value, shuffles: list[Event]) -> Order | None:
+def find_order(value: Value, shuffles: list[Event]) -> DrawnOrder | None:
     """Return the order of the samples of a value, if a call drew it."""
     for _ in range(10):
         for event in shuffles:
             if shuffled_by(event) is value and event.call is not None and not event.branches:
-                return Order(event.call, value, event)
+                return DrawnOrder(event.call, value, event)
         options = options_of(value)
         if len(options) != 1:
             return None
         value = options[0]
         if isinstance(value, Item):
             if (drawn := _find_drawn(value.index)) is not None:
-                return Order(drawn, value.base)
+                return DrawnOrder(drawn, value.base)
             if isinstance(value.base, Call) and _draws_order(value.base):
-                return Order(value.base)
+                return DrawnOrder(value.base)
         elif isinstance(value, Call) and _draws_order(value):
-            return Order(value, value.argument(0, ""))
+            return DrawnOrder(value, value.argument(0, ""))
         inner = _unwrap(value)
         if inner is None:
             return None
@@ -96,7 +96,7 @@ def _find_drawn(index: Value) -> Call | None:
     return None
 
 
-def keep_order(trace: Trace, labels: Value, order: Order) -> bool:
+def keep_order(trace: Trace, labels: Value, order: DrawnOrder) -> bool:
     """Return whether labels certainly have the order in which their inputs were before a shuffle.
 
     Args:
@@ -169,7 +169,7 @@ def _keeps_samples(call: Call) -> bool:
     return any(type(dim) is int and dim != 0 for dim in known)
 
 
-def _may_order(event: Event, order: Order, labels: Value) -> bool:
+def _may_order(event: Event, order: DrawnOrder, labels: Value) -> bool:
     """Return whether an event may bring labels into an order, or write others into them."""
     call = event.call
     if event.kind == "store" and event.base is not None:

@@ -48,7 +48,7 @@ def _find_opaque(trace: Trace) -> list[int]:
 
 
 @dataclass(eq=False)
-class Order:
+class StepOrder:
     """The parts of training steps of a trace, and what may hide further ones.
 
     Attributes:
@@ -135,7 +135,7 @@ class StepWindow(NamedTuple):
         return sum(action.is_step for action in self.actions) == 1
 
 
-def find_windows(order: Order) -> Iterator[StepWindow]:
+def find_windows(order: StepOrder) -> Iterator[StepWindow]:
     """Yield the windows of the steps that a branch chooses for one of N passes."""
     for step in order.actions:
         found = _find_branch(step.event) if step.is_step else None
