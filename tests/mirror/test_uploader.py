@@ -14,7 +14,7 @@ from fsspec.implementations.local import LocalFileSystem
 import surestep
 from surestep.base.errors import ConfigError
 from surestep.mirror import owner, progress, push, store, uploader
-from surestep.mirror.link import read_link
+from surestep.mirror.link import MirrorLink, read_link
 from surestep.mirror.owner import Owner, read_owner, release_owner
 from surestep.mirror.push import Pusher
 from surestep.mirror.store import Store
@@ -575,3 +575,24 @@ def test_run_whose_machine_slept_writes_nothing_to_a_mirror_that_was_taken_over(
     assert "was taken over by process 7 on other" in capfd.readouterr().err
     assert files(tmp_path / "mirror") == found
     assert read_owner(store)["writer"]["pid"] == 7
+
+
+def test_mirror_that_is_joined_after_the_run_gave_it_up_can_be_written_again(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    store, answers = Store(str(tmp_path / "mirror")), threading.Event()
+    link, writer = MirrorLink("id", store.address), Owner(store, "id")
+
+    def join():
+        assert answers.wait(60)
+        writer.acquire(print)
+
+    late = uploader.LateStart(ConnectionError("away"), join)
+    monkeypatch.setattr(uploader, "wait_until_sent", lambda *_, **__: None)  # the run gives up
+    copier = uploader.Uploader(tmp_path / "run", store, link, writer, late)
+    copier.start()
+    copier.close(print)
+    answers.set()
+    assert copier.wait(60)
+    again = Owner(store, "id")
+    again.acquire(print)
+    again.release()

@@ -171,6 +171,13 @@ class Uploader:
             print_line(message)
 
     def _follow(self) -> None:
+        try:
+            self._copy_until_closed()
+        finally:  # the mirror may have been joined only after the run had given it up
+            if self._gave_up.is_set():
+                self.owner.try_release()
+
+    def _copy_until_closed(self) -> None:
         pause = 0.0
         while not self._gave_up.is_set():
             is_last = self._closing.wait(pause)
