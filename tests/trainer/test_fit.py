@@ -151,6 +151,21 @@ def test_resumed_run_preserves_the_best_of_all_evaluations(tmp_path, stop):
     assert [each.step for each in run.verify()] == [2, 8, 14, 20]
 
 
+def test_run_that_was_stopped_by_a_signal_can_be_evaluated(tmp_path):
+    class Stops(surestep.Callback):
+        def on_step(self, state, result):
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    trainer = surestep.Trainer(tiny.task(), tiny.config(), run=tmp_path, callbacks=[Stops()])
+    with pytest.raises(Preempted):
+        trainer.fit()
+    found = trainer.evaluate("train", "last")
+    assert found == surestep.Trainer(tiny.task(), tiny.config(), run=tmp_path).evaluate(
+        "train", "last"
+    )
+    assert len(trainer.predict("train", "last")["index"])
+
+
 def test_interrupted_evaluation_runs_after_the_start_of_the_callbacks(tmp_path):
     moments = []
 

@@ -79,9 +79,13 @@ class Evaluator:
         self._generators: OwnGenerators | None = None
         self._closed = False
         for loader in loaders.values():
-            loader.leave = make_interrupt_check(loop)
+            loader.leave = self._leaves(make_interrupt_check(loop))
         for loader in (loop.loader, *loaders.values()) if loop.world.size > 1 else ():
             loader.retry = loop.stop_together
+
+    def _leaves(self, is_interrupted: Callable[[], bool]) -> Callable[[], bool]:
+        """Return the check of an open run: what stopped a run ends no evaluation after it."""
+        return lambda: not self._closed and is_interrupted()
 
     def check(self, split: str | None) -> None:
         """Raise a ConfigError if a split cannot be evaluated; None is all validation sets."""
