@@ -160,9 +160,8 @@ def test_run_that_was_stopped_by_a_signal_can_be_evaluated(tmp_path):
     with pytest.raises(Preempted):
         trainer.fit()
     found = trainer.evaluate("train", "last")
-    assert found == surestep.Trainer(tiny.task(), tiny.config(), run=tmp_path).evaluate(
-        "train", "last"
-    )
+    with surestep.prepare(tiny.task(), tiny.config(), run=tmp_path) as session:
+        assert found == session.evaluate_checkpoint("train", "last")
     assert len(trainer.predict("train", "last")["index"])
 
 
