@@ -1,0 +1,19 @@
+# expect: nothing
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
+model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(data, 8, shuffle=True)
+for epoch in range(3):
+    for x, y in loader:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+    state = torch.get_rng_state()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        print(model(torch.randn(8, 4)).mean())
+    torch.set_rng_state(state)
