@@ -12,6 +12,8 @@ Only a seed that is a number in the source is reported, and only if the source s
 training draws with it: dropout, a shuffled DataLoader, or a tensor behind the loss. Loops that make
 an optimizer or reset weights are not reported: there, the same seed makes trials comparable.
 
+Ignore it if the passes are only timed, or must be the same for a test.
+
 Source: https://docs.pytorch.org/docs/stable/notes/randomness.html
 
 Wrong:
