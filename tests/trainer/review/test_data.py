@@ -1,14 +1,14 @@
 """The checks of the data before training: what they read, and how long they take."""
 
+from importlib import import_module
 from itertools import pairwise
 
 import pytest
 import torch
 from torch.utils.data import Dataset
 
-from surestep.trainer.review import data_case
+from surestep.trainer.review import data_case, of_data
 from surestep.trainer.review.data_case import read_data, spread_indices
-from surestep.trainer.review.findings import load_modules
 from tests import tiny
 
 X, Y = tiny.data(64)
@@ -59,7 +59,10 @@ def test_samples_are_read_with_their_indices(tmp_path):
 
 
 def messages(code, data):
-    return [problem.message for problem in load_modules("inspect")[code].inspect(data)]
+    return [
+        problem.message
+        for problem in import_module(f"{of_data.__name__}.{code.lower()}").find(data)
+    ]
 
 
 @pytest.mark.parametrize(

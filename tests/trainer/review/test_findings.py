@@ -15,8 +15,8 @@ from torch.utils.data import Dataset
 from surestep.base.errors import ConfigError
 from surestep.engine.step import loop
 from surestep.record.run import Run
-from surestep.trainer.review import ss614
 from surestep.trainer.review.case import Case, Observed
+from surestep.trainer.review.of_run import ss614
 from tests import tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.utils.checkpoint hides some")
@@ -90,7 +90,7 @@ def seen(steps, step_s, wait_s):
 
 
 def waits_for_data(case):
-    return list(ss614.review(case))
+    return list(ss614.find(case))
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,15 @@
 """Each rule with a side inside Trainer finds its bad examples there, and no rule a good one."""
 
+import sys
+
 import pytest
 import torch
 
+import surestep
 from surestep.doctor.rule import load_rule, load_rules
 from surestep.record.run import Run
-from surestep.trainer.review.findings import load_modules
+from surestep.trainer.review import of_data, of_run
+from surestep.trainer.review.findings import list_reviewed
 from tests.doctor.examples import KINDS, list_run
 from tests.doctor.scripts import let_only_sleep_take_time
 
@@ -36,14 +40,34 @@ def test_examples_are_found_by_the_trainer_as_they_expect(code, kind, tmp_path, 
 
 
 def test_rule_declares_that_runs_are_reviewed_by_it():
-    inspecting, reviewing = map(load_modules, ("inspect", "review"))
-    assert not inspecting.keys() & reviewing.keys()
-    assert {rule.code for rule in RULES} == inspecting.keys() | reviewing.keys()
+    data, run = list_reviewed(of_data), list_reviewed(of_run)
+    assert sorted(rule.code for rule in RULES) == sorted((*data, *run))
 
 
 def test_run_is_reviewed_while_training_by_the_rules_that_are_errors():
-    for code, module in load_modules("review").items():
-        assert hasattr(module, "WHILE_TRAINING") == (load_rule(code).severity == "error")
+    errors = [code for code in list_reviewed(of_run) if load_rule(code).severity == "error"]
+    assert list(of_run.WHILE_TRAINING) == errors
+
+
+@pytest.mark.parametrize("code", ["SS505", "SS117"])
+def test_module_that_cannot_be_imported_is_named_and_the_run_trains(tmp_path, monkeypatch, code):
+    package = of_data if code in list_reviewed(of_data) else of_run
+    monkeypatch.setitem(sys.modules, f"{package.__name__}.{code.lower()}", None)
+    x = torch.randn(16, 4)
+    task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=(x, x.sum(1, keepdim=True)))
+    run = surestep.Trainer(task, surestep.Config(epochs=1), run=tmp_path / "run").fit()
+    (found,) = [finding for finding in run.status["findings"] if finding["rule"] == code]
+    assert found["message"].startswith("This could not be checked: ModuleNotFoundError")
+
+
+def test_rules_that_are_not_asked_are_not_imported(tmp_path, monkeypatch):
+    for code in list_reviewed(of_data):
+        monkeypatch.setitem(sys.modules, f"{of_data.__name__}.{code.lower()}", None)
+    x = torch.randn(16, 4)
+    task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=(x, x.sum(1, keepdim=True)))
+    config = surestep.Config(epochs=1, doctor={"check_data": "off"})
+    run = surestep.Trainer(task, config, run=tmp_path / "run").fit()
+    assert not [found for found in run.status["findings"] if "checked" in found["message"]]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)

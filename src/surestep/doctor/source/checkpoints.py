@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from surestep.doctor.source.trace import Event, Trace
-from surestep.doctor.source.training import is_same, options_of
+from surestep.doctor.source.training import is_same
 from surestep.doctor.source.values import (
     Attribute,
     Call,
@@ -164,11 +163,3 @@ def is_same_file(a: Value | None, b: Value | None) -> bool:
         return False
     is_same_kind = last_name(a) == last_name(b)
     return is_same_kind and all(map(is_same_file, a.inputs, b.inputs))
-
-
-def loaded_epochs(value: Value | None) -> Iterator[tuple[Value, Call, str]]:
-    """Yield what a value may be if it is an epoch from a file: option, `torch.load`, its name."""
-    for option in options_of(value):
-        found = entry_of(option)
-        if found is not None and found[1] is not None and EPOCH_KEY.search(found[1]):
-            yield option, found[0], found[1]

@@ -25,7 +25,6 @@ from surestep.doctor.source.values import (
     Collection,
     Constant,
     Function,
-    Instance,
     Operation,
     Value,
 )
@@ -194,13 +193,6 @@ def _is_harmless(name: str, call: Call) -> bool:
 def gets_optimizer(call: Call) -> bool:
     """Return whether an argument of a call is an optimizer or a scaler."""
     return any(is_optimizer(option) or is_scaler(option) for option in _arguments(call))
-
-
-def _gets_object(call: Call) -> bool:
-    """Return whether an argument is an object of the project that may hold an optimizer."""
-    return any(
-        isinstance(value, Instance) and not value.cls.is_module for value in _arguments(call)
-    )
 
 
 def _arguments(call: Call) -> list[Value]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
-from functools import cache, partial
+from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 from types import ModuleType
@@ -11,7 +11,6 @@ from typing import Any
 from surestep.base.secrets import describe_error
 from surestep.base.warn import warn
 from surestep.doctor.finding import SEVERITIES, Finding
-from surestep.doctor.problem import Problem
 from surestep.doctor.rule import list_codes, load_rule
 from surestep.engine.data.make_source import LOADED
 from surestep.engine.plan.plan import Plan
@@ -20,7 +19,7 @@ from surestep.engine.step.log_point import LogPoint
 from surestep.engine.step.loop import Loop
 from surestep.engine.task.task import Task
 from surestep.record.run_writer import RunWriter
-from surestep.trainer import review
+from surestep.trainer.review import of_data, of_run
 from surestep.trainer.review.case import Case, Observed
 from surestep.trainer.review.data_case import DataCase, read_data
 from surestep.trainer.review.data_findings import (
@@ -123,7 +122,7 @@ def open_data(loop: Loop, task: Task) -> DataCase | None:
 
 def find_in_data(data: DataCase) -> list[Finding]:
     """Return what the rules find in the data that are not ignored; what they raise is caught."""
-    return _find("inspect", data, data.plan)
+    return _find(of_data, list_reviewed(of_data), data, data.plan)
 
 
 def find(case: Case, *, only_errors: bool = False) -> list[Finding]:
@@ -131,35 +130,30 @@ def find(case: Case, *, only_errors: bool = False) -> list[Finding]:
 
     What they raise is caught, since the end of the run must be written.
     """
-    return _find("review", case, case.loop.plan, only_errors=only_errors)
-
-
-def _find(
-    side: str, subject: Case | DataCase, plan: Plan, *, only_errors: bool = False
-) -> list[Finding]:
-    findings: list[Finding] = []
-    for code, module in load_modules(side).items():
-        is_left_out = only_errors and not hasattr(module, "WHILE_TRAINING")
-        if not is_left_out and code not in plan.doctor_ignore:
-            findings += _caught(code, partial(getattr(module, side), subject))
-    return findings
+    codes = of_run.WHILE_TRAINING if only_errors else list_reviewed(of_run)
+    return _find(of_run, codes, case, case.loop.plan)
 
 
 @cache
-def load_modules(side: str) -> dict[str, ModuleType]:
-    """Return the modules of this package with this function, by the codes of their rules."""
-    names = sorted(info.name for info in iter_modules(review.__path__) if info.name[:2] == "ss")
-    modules = {name.upper(): import_module(f"{review.__name__}.{name}") for name in names}
-    return {code: module for code, module in modules.items() if hasattr(module, side)}
+def list_reviewed(package: ModuleType) -> tuple[str, ...]:
+    """Return the codes of the rules that have a module in a package."""
+    return tuple(sorted(module.name.upper() for module in iter_modules(package.__path__)))
 
 
-def _caught(code: str, find: Callable[[], Iterable[Problem]]) -> list[Finding]:
-    """Return what a rule finds; an error, of the user's objects, is a finding."""
-    try:
-        return [load_rule(code).to_finding(problem) for problem in find()]
-    except Exception as error:
-        text = f"This could not be checked: {describe_error(error)}."
-        return [Finding(code, list_codes()[code], "info", "", 0, 1, text)]
+def _find(
+    package: ModuleType, codes: Iterable[str], subject: Case | DataCase, plan: Plan
+) -> list[Finding]:
+    findings: list[Finding] = []
+    for code in codes:
+        if code in plan.doctor_ignore:
+            continue
+        try:
+            problems = import_module(f"{package.__name__}.{code.lower()}").find(subject)
+            findings += [load_rule(code).to_finding(problem) for problem in problems]
+        except Exception as error:  # of the user's objects, or of a module that is broken
+            text = f"This could not be checked: {describe_error(error)}."
+            findings.append(Finding(code, list_codes()[code], "info", "", 0, 1, text))
+    return findings
 
 
 def describe(finding: Finding) -> str:

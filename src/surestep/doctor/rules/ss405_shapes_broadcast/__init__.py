@@ -60,8 +60,7 @@ from surestep.doctor.source.modules import traverse_inputs
 from surestep.doctor.source.nodes import describe_source
 from surestep.doctor.source.operators import find_operations
 from surestep.doctor.source.trace import Event, Program
-from surestep.doctor.source.values import Call as CallValue
-from surestep.doctor.source.values import Collection, Constant, Item, Operation, Value, walk
+from surestep.doctor.source.values import Call, Collection, Constant, Item, Operation, Value, walk
 from surestep.doctor.watcher import Script, TorchCall, Watcher
 
 if TYPE_CHECKING:
@@ -139,7 +138,7 @@ def _describe_pair(
 def _may_be_targets(vector: Value, column: Value) -> bool:
     """Return whether a vector may have a value for each of a column: bins or centers have not."""
     lengths = {shape[0] for shape in (shape_of(vector), shape_of(column)) if shape}
-    is_grid = any(isinstance(part, CallValue) and part.name in _GRIDS for part in walk(vector))
+    is_grid = any(isinstance(part, Call) and part.name in _GRIDS for part in walk(vector))
     return not is_grid and (None in lengths or len(lengths) == 1)
 
 
@@ -160,13 +159,13 @@ def _is_prediction(value: Value) -> bool:
     """Return whether a column comes from a model, and was not made for broadcasting."""
     has_model = False
     for part in traverse_inputs(value, 60):
-        if isinstance(part, CallValue) and part.name == "unsqueeze":
+        if isinstance(part, Call) and part.name == "unsqueeze":
             return False
         if isinstance(part, Item):
             indices = part.index.elements if isinstance(part.index, Collection) else [part.index]
             if any(isinstance(index, Constant) and index.value is None for index in indices):
                 return False
-        has_model = has_model or (isinstance(part, CallValue) and part.path == "()")
+        has_model = has_model or (isinstance(part, Call) and part.path == "()")
     return has_model
 
 

@@ -8,7 +8,7 @@ from surestep.trainer.review.data_case import DataCase
 _SHOWN = 5  # samples in a message
 
 
-def inspect(data: DataCase) -> Iterator[Problem]:
+def find(data: DataCase) -> Iterator[Problem]:
     """Find class indices for which the model has no output."""
     if data.classes is None:
         return

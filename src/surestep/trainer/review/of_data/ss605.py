@@ -12,7 +12,7 @@ _FEWEST = 2  # samples in both
 _SHOWN = 20  # pairs in the evidence
 
 
-def inspect(data: DataCase) -> Iterator[Problem]:
+def find(data: DataCase) -> Iterator[Problem]:
     """Find sets with samples of the training data."""
     is_ready = data.loop.loader.is_ready
     equal = [split.name for split in data.others if is_same(data.train, split)]

@@ -10,7 +10,7 @@ from surestep.doctor.problem import Problem
 from surestep.trainer.review.case import Case
 
 
-def review(case: Case) -> Iterator[Problem]:
+def find(case: Case) -> Iterator[Problem]:
     """Name the curve of the run; that of a manual step is a sum of losses, and has no name."""
     curve = case.curve
     for state in () if curve is None else name_curve(curve):

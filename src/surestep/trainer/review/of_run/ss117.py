@@ -8,7 +8,7 @@ from surestep.doctor.problem import Problem
 from surestep.trainer.review.case import Case
 
 
-def review(case: Case) -> Iterator[Problem]:
+def find(case: Case) -> Iterator[Problem]:
     """Find a run that clipped most of the steps that were taken, and by a large factor."""
     state, limit, ratios = case.loop.state, case.loop.plan.max_grad_norm, case.observed.ratios
     taken, clipped = state.progress.steps_taken, state.counts.clipped

@@ -13,7 +13,7 @@ _WAIT_SHARE = 0.2  # of the time, above which waiting for data is reported
 _HANDOVER_S = 2e-3  # a batch from a worker costs about 1 ms, so faster loading needs none
 
 
-def review(case: Case) -> Iterator[Problem]:
+def find(case: Case) -> Iterator[Problem]:
     """Find a run that waits for its data, with the number of workers that would keep up."""
     seen, plan = case.observed, case.loop.plan
     is_in_memory = isinstance(case.loop.loader.source, InMemory)

@@ -11,7 +11,7 @@ from surestep.trainer.review.data_case import DataCase
 _SHOWN = 6  # columns in a message
 
 
-def inspect(data: DataCase) -> Iterator[Problem]:
+def find(data: DataCase) -> Iterator[Problem]:
     """Find samples with NaN, columns with one value, and columns of different scales."""
     for split in (data.train, *data.others):
         bad: set[int] = set()

@@ -8,7 +8,7 @@ from surestep.engine.schedule.lr import make_lr_factor
 from surestep.trainer.review.case import Case
 
 
-def review(case: Case) -> Iterator[Problem]:
+def find(case: Case) -> Iterator[Problem]:
     """Compare the last rate with that of the last planned step."""
     loop, plan = case.loop, case.loop.plan
     has_own_rates = case.task.schedule is not None or case.task.step is not None

@@ -9,7 +9,7 @@ from surestep.engine.state.average import BATCH_NORM
 from surestep.trainer.review.case import Case
 
 
-def review(case: Case) -> Iterator[Problem]:
+def find(case: Case) -> Iterator[Problem]:
     """Find BatchNorm layers in a run that splits its batches."""
     layout, model = case.loop.loader.layout, case.loop.state.model
     size, samples = layout.batch_size, layout.micro_batch_size

@@ -9,7 +9,7 @@ from surestep.trainer.review.case import Case
 _FEWEST = 20  # steps
 
 
-def review(case: Case) -> Iterator[Problem]:
+def find(case: Case) -> Iterator[Problem]:
     """Find parameters that never had a gradient, so that no step updated them."""
     steps, state = case.observed.steps, case.loop.state
     if steps < _FEWEST or not case.loop.parts.strategy.has_param_grads:

@@ -7,7 +7,7 @@ from surestep.doctor.problem import Problem
 from surestep.trainer.review.case import Case
 
 
-def review(case: Case) -> Iterator[Problem]:
+def find(case: Case) -> Iterator[Problem]:
     """Find validation losses and scores that are too good."""
     curve = case.curve
     for state in () if curve is None else name_curve(curve):

@@ -9,7 +9,7 @@ from surestep.engine.state.average import BATCH_NORM
 from surestep.trainer.review.data_case import DataCase
 
 
-def inspect(data: DataCase) -> Iterator[Problem]:
+def find(data: DataCase) -> Iterator[Problem]:
     """Find BatchNorm layers that train on a last micro-batch of one or two samples."""
     plan, loader, model = data.plan, data.loop.loader, data.loop.state.model
     layout = loader.layout

@@ -7,7 +7,7 @@ from surestep.doctor.problem import Problem
 from surestep.trainer.review.data_case import DataCase
 
 
-def inspect(data: DataCase) -> Iterator[Problem]:
+def find(data: DataCase) -> Iterator[Problem]:
     """Find a column of the inputs that is the target, and tokens that are their own targets."""
     train = data.train
     if train.inputs is None or train.targets is None or data.loop.loader.loss.kind == "model":

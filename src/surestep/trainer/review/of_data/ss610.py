@@ -9,7 +9,7 @@ _FEWEST = 50  # targets
 _MOSTLY = 0.98  # of the labels in one class
 
 
-def inspect(data: DataCase) -> Iterator[Problem]:
+def find(data: DataCase) -> Iterator[Problem]:
     """Find targets that do not vary, and labels of which nearly all are equal."""
     values, labels = data.train.values, data.train.labels
     if values is None or len(values) < _FEWEST or data.loop.loader.loss.kind == "none":

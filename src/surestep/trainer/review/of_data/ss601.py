@@ -10,7 +10,7 @@ _FEWEST = 20  # labels
 _FEWER = 4  # times fewer runs of labels than in a random order
 
 
-def inspect(data: DataCase) -> Iterator[Problem]:
+def find(data: DataCase) -> Iterator[Problem]:
     """Find labels in runs, one for each class, in data that is read in its order."""
     labels, plan = data.train.labels, data.plan
     is_in_order = plan.data_shuffle is False and data.task.sampler is None

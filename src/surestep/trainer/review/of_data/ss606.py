@@ -6,7 +6,7 @@ from surestep.doctor.problem import Problem
 from surestep.trainer.review.data_case import DataCase
 
 
-def inspect(data: DataCase) -> Iterator[Problem]:
+def find(data: DataCase) -> Iterator[Problem]:
     """Find sets with samples from before the last one of the training data."""
     own, others = data.read_origins("times")
     for name, times in others.items():

@@ -10,10 +10,8 @@ from surestep.doctor.runtime.locations import locate_class
 from surestep.doctor.wording import list_names
 from surestep.trainer.review.case import Case
 
-WHILE_TRAINING = True
 
-
-def review(case: Case) -> Iterator[Problem]:
+def find(case: Case) -> Iterator[Problem]:
     """Find trainable parameters in attributes of modules, which the model does not register."""
     model = case.loop.state.model
     registered = {id(parameter) for parameter in model.parameters()}
@@ -35,7 +33,7 @@ def review(case: Case) -> Iterator[Problem]:
             {"attributes": list(owners)},
             "Use nn.ModuleList or nn.ModuleDict; requires_grad_(False) if nothing should train "
             "them.",
-            "error" if has_gradient else "warning",
+            "error" if has_gradient else "warning",  # without one, it may be a teacher
             locate_class(next(iter(owners.values()))),
         )
 
