@@ -114,6 +114,7 @@ def test_sbatch_file_requests_the_given_resources(surestep, recipe, folder):
         assert f"#SBATCH --{asked}\n" in text
     assert 'surestep train mine.py --epochs 3 --task.hidden 9 --run "$run"' in text
     assert "run=runs/mine\n" in text
+    assert "for this Python: pip install 'surestep[torch]'\npython=" in text
     assert subprocess.run(["bash", "-n", "job"]).returncode == 0
 
 

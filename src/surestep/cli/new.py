@@ -43,6 +43,7 @@ _TEXT = """\
 # finish their step, save, and record in the run folder that the run can be resumed.
 set -u
 run={run}
+# Each node needs surestep and torch for this Python: pip install 'surestep[torch]'
 python={python}
 
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
