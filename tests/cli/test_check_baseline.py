@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from surestep.doctor import rule as rules
 from tests.doctor.scripts import BAD, GOOD, notebook
 
 ONLY = ("check", "--select", "SS101")
@@ -101,6 +102,110 @@ def test_rule_that_no_longer_exists_is_missing(surestep, written):
     assert answer.err.startswith("Not found again: 2 findings of known.json.")
 
 
+@pytest.fixture
+def unloadable(monkeypatch):
+    """SS101 cannot be loaded."""
+    load = rules.import_module
+
+    def spoiled(name):
+        if "ss101" in name:
+            raise ImportError("no such name")
+        return load(name)
+
+    monkeypatch.setenv("SURESTEP_CACHE_DIR", "another_cache")
+    monkeypatch.setattr(rules, "import_module", spoiled)
+    rules._load_all.cache_clear()
+    rules.load_rule.cache_clear()
+    yield
+    rules._load_all.cache_clear()
+    rules.load_rule.cache_clear()
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """SS101 fails on src/cells.ipynb, and finds nothing elsewhere."""
+
+    def check(program):
+        if program.files[0].path.suffix == ".ipynb":
+            raise ZeroDivisionError("a bug")
+        return ()
+
+    monkeypatch.setenv("SURESTEP_CACHE_DIR", "another_cache")
+    monkeypatch.setattr(rules.load_rule("SS101").module, "check", check)
+
+
+@pytest.fixture
+def unfollowed(monkeypatch):
+    """No script can be followed, so that no rule is applied."""
+
+    def follow(file, project):
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setenv("SURESTEP_CACHE_DIR", "another_cache")
+    monkeypatch.setattr("surestep.doctor.check.follow", follow)
+
+
+@pytest.mark.parametrize("broken", ["unloadable", "failing", "unfollowed"])
+def test_finding_of_a_rule_that_failed_is_not_called_missing_and_is_kept(
+    surestep, written, request, broken
+):
+    before = written.read_text()
+    request.getfixturevalue(broken)
+    answer = check(surestep)
+    assert "This is a bug of surestep" in answer.err
+    assert "Not found again" not in answer.err
+    answer = surestep(*ONLY, "src", "--write-baseline", "known.json")
+    kept = "2 of them of files or rules that were not checked"
+    assert (answer.code, answer.out) == (0, f"known.json has 2 findings, {kept}.\n")
+    assert written.read_text() == before
+
+
+def test_writing_keeps_what_was_not_checked(surestep, scripts, written):
+    (scripts / "a.py").write_text(FORWARD)
+    words = ("--write-baseline", "known.json")
+    answer = surestep("check", "a.py", "--select", "SS209", *words)
+    kept = "2 of them of files or rules that were not checked"
+    assert (answer.code, answer.out) == (0, f"known.json has 3 findings, {kept}.\n")
+    answer = surestep("check", ".", "--select", "SS101,SS209", "--baseline", "known.json")
+    assert (answer.code, answer.err) == (0, "")
+    assert surestep("check", "src", "--select", "SS209", *words).out.endswith(
+        ", 3 of them of files or rules that were not checked.\n"
+    )
+    (scripts / "src/bad.py").write_text("x = (\n")
+    assert surestep(*ONLY, "src", *words).code == 1
+    assert len(json.loads(written.read_text())["findings"]) == 3
+    (scripts / "src/bad.py").write_text(GOOD)
+    (scripts / "src/cells.ipynb").unlink()
+    assert surestep(*ONLY, "src", *words).out.startswith("known.json has 1 finding, 1 of")
+
+
+def test_writing_after_a_merge_keeps_what_was_not_checked(surestep, scripts, written):
+    """Of both sides, with the marks of the merge or without the comma between them."""
+    lines = written.read_text().splitlines(keepends=True)
+    mine, theirs = lines[3].rstrip() + "\n", lines[4]
+    marks = ("<<<<<<< HEAD\n", "=======\n", ">>>>>>> other branch\n")
+    for merged in (
+        [marks[0], mine.replace(",\n", "\n"), marks[1], theirs, marks[2]],
+        [mine.replace("},\n", "}\n"), theirs],
+    ):
+        written.write_text("".join([*lines[:3], *merged, *lines[5:]]))
+        answer = check(surestep)
+        assert answer.code == 2
+        assert "Write it again: " in answer.err
+        answer = surestep(*ONLY, "src/good.py", "--write-baseline", "known.json")
+        assert answer.out.startswith("known.json has 2 findings, 2 of them")
+        assert written.read_text() == "".join(lines)
+
+
+@pytest.mark.parametrize("format", ["json", "sarif"])
+def test_output_of_check_is_not_overwritten(surestep, scripts, format):
+    output = surestep(*ONLY, "src", "--format", format).out
+    (scripts / "known.json").write_text(output)
+    answer = surestep(*ONLY, "src", "--write-baseline", "known.json")
+    assert answer.code == 2
+    assert (scripts / "known.json").read_text() == output
+
+
 @pytest.mark.parametrize("name", ["known.json", "sub/known.json"])
 def test_setting_names_the_baseline_from_any_folder(surestep, scripts, monkeypatch, name):
     settings = f'[tool.surestep.check]\nbaseline = "{name}"\nselect = ["SS101"]\n'
@@ -152,9 +257,9 @@ def test_fix_corrects_known_findings(surestep, scripts):
     [
         (None, "The baseline known.json does not exist. Write it: surestep check --write-baseline"),
         ("{", "known.json is not a baseline of surestep check: Expecting property name"),
-        ("[]", 'it has no "version": 1 with a list of "findings"'),
-        ('{"version": 1}', 'it has no "version": 1 with a list of "findings"'),
-        ('{"version": true, "findings": []}', 'it has no "version": 1'),
+        ("[]", 'it is not "version": 1 and a list of "findings" alone'),
+        ('{"version": 1}', 'it is not "version": 1 and a list of "findings" alone'),
+        ('{"version": true, "findings": []}', 'it is not "version": 1'),
         ('{"version": 1, "findings": [3]}', "entry 1 is not one with file, rule, source, count"),
         (
             '{"version": 1, "findings": [{"file": "a", "rule": "b", "source": "c", "count": 0}]}',
@@ -205,6 +310,11 @@ def test_setting_is_a_path(surestep, scripts, line):
         ("[]", 2),
         ("", 0),
         ('{\n "version": 1,\n<<<<<<< a\n "findings": [', 0),
+        ('{\n "findings": [\n  {"code": "SS101", "file": "src/bad.py"}\n ]\n}\n', 2),
+        ('{\n "version": 1,\n "findings": [],\n "summary": 3\n}\n', 2),
+        (notebook('{"findings"}').replace('"nbformat"', '"findings": [], "nbformat"'), 2),
+        ('{"version": 2, "findings": []}', 2),
+        ('{"version": 1, "findings": []}', 0),
     ],
 )
 def test_only_a_baseline_is_overwritten(surestep, scripts, before, code):
@@ -212,7 +322,8 @@ def test_only_a_baseline_is_overwritten(surestep, scripts, before, code):
     answer = surestep(*ONLY, "src", "--write-baseline", "known.json")
     assert answer.code == code
     if code:
-        assert answer.err.startswith("ConfigError: known.json exists and is not a baseline.")
+        problem = "has version 2" if "2," in before else "exists and is not a baseline."
+        assert answer.err.startswith(f"ConfigError: known.json {problem}")
         assert (scripts / "known.json").read_text() == before
     else:
         assert check(surestep).code == 0

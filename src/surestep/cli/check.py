@@ -16,7 +16,7 @@ from surestep.doctor.check_files import check_files
 from surestep.doctor.find_files import find_files
 from surestep.doctor.finding import Finding
 from surestep.doctor.report.baseline import Baseline, write_findings
-from surestep.doctor.report.file_report import FileReport
+from surestep.doctor.report.file_report import FileReport, list_applied
 from surestep.doctor.selection import list_unchecked, select_codes
 from surestep.doctor.settings import Configuration
 
@@ -106,13 +106,20 @@ def _run(
     if fix:
         print_escaped(f"{fixed} fixed.", sys.stderr)
     if write_baseline:
-        count = write_findings(Path(write_baseline), reports)
-        print_escaped(f"{write_baseline} has {format_count(count, 'finding')}.")
+        _write_baseline(Path(write_baseline), reports, dict(files))
         return int(bool(failures) or any(report.problem for report in reports))
     new = _drop_known(reports, baselines, dict(files))
     known = sum(len(report.findings) for report in reports) - sum(len(r.findings) for r in new)
     _print(new, format, found.excluded, known)
     return int(bool(failures) or any(map(_fails, new)))
+
+
+def _write_baseline(
+    file: Path, reports: Sequence[FileReport], codes: Mapping[Path, tuple[str, ...]]
+) -> None:
+    count, kept = write_findings(file, reports, list_applied(reports, codes))
+    suffix = f", {kept} of them of files or rules that were not checked" if kept else ""
+    print_escaped(f"{file} has {format_count(count, 'finding')}{suffix}.")
 
 
 def _read_baselines(
@@ -137,14 +144,13 @@ def _drop_known(
 ) -> list[FileReport]:
     """Return reports of what is new; print which findings of the baselines were not found again."""
     new = []
-    checked: dict[Baseline, dict[str, tuple[str, ...]]] = {}
+    applied = list_applied(reports, codes)
+    checked: dict[Baseline, dict[str, set[str]]] = {}
     for report in reports:
-        path = Path(report.path)
-        baseline = baselines.get(path)
+        baseline = baselines.get(Path(report.path))
         new.append(report if baseline is None else baseline.drop_known(report))
         if baseline is not None:
-            # A file that cannot be read has none of its findings, and no rule was applied to it.
-            checked.setdefault(baseline, {})[report.path] = () if report.problem else codes[path]
+            checked.setdefault(baseline, {})[report.path] = applied[report.path]
     for baseline, of_files in checked.items():
         if text := baseline.describe_missing(of_files):
             print_escaped(text, sys.stderr)

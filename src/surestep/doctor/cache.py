@@ -70,7 +70,7 @@ class ResultCache:
 
     def store(self, path: Path, codes: tuple[str, ...], report: FileReport) -> None:
         """Store the result of a file; if that fails, do nothing."""
-        if self._folder is None or report.problem or report.has_bug or "" in report.used.values():
+        if self._folder is None or report.problem or report.failed or "" in report.used.values():
             return
         entry = {
             "version": _version_of_rules(),

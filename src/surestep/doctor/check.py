@@ -49,6 +49,7 @@ def check_file(
             if report is None:
                 raise
             note_bug(report, rule.code, error)
+            report.failed += (rule.code,)
     all_comments = {str(other.path): read_suppressions(other) for other in program.files[1:]}
     all_comments |= dict.fromkeys(own, comments)
     shown = [
@@ -76,7 +77,6 @@ def note_bug(report: FileReport, part: str, error: Exception) -> None:
         error: what it raised.
     """
     last = traceback.extract_tb(error.__traceback__)[-1]
-    report.has_bug = True
     report.notes.append(
         f"{report.path}: {part} failed: {type(error).__name__}: {error} "
         f"({Path(last.filename).name}:{last.lineno}). This is a bug of surestep: please report it."

@@ -146,11 +146,12 @@ def _check(path: Path, codes: tuple[str, ...], project: Project) -> FileReport:
         report.problem = str(error)
         return report
     rules = [rule for rule in load_rules() if rule.code in codes]
-    broken = [text for code, text in list_broken().items() if code in codes]
-    report.notes, report.has_bug = broken, bool(broken)
+    broken = {code: text for code, text in list_broken().items() if code in codes}
+    report.notes, report.failed = list(broken.values()), tuple(broken)
     try:
         report.findings = check_file(file, rules, project, report)
     except Exception as error:
         note_bug(report, "following it", error)
+        report.failed = codes
     report.used = {**project.used, os.path.abspath(path): file.digest}
     return report

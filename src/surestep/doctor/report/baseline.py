@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import stat
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +20,14 @@ from surestep.base.errors import ConfigError
 from surestep.base.text import format_count
 from surestep.doctor.finding import Finding
 from surestep.doctor.report.file_report import FileReport
-from surestep.doctor.rule import load_rules
+from surestep.doctor.rule import list_codes
 
 VERSION = 1
 _FIELDS = {"file": str, "rule": str, "source": str, "count": int}
+_COMMAND = "surestep check --write-baseline"
+_NOT_AN_ENTRY = re.compile(
+    rf'|[{{}}]|"version": {VERSION},|"findings": \[|\]|(?:<{{7}}|={{7}}|>{{7}}|\|{{7}})(?: .*)?'
+)
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,12 @@ class Baseline:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._remaining = _read(file)
+        try:
+            self._remaining = _read(file)
+        except FileNotFoundError:
+            raise ConfigError(
+                f"The baseline {file} does not exist. Write it: {_COMMAND} {file}"
+            ) from None
 
     def drop_known(self, report: FileReport) -> FileReport:
         """Return a report without the findings that are known; each of them is dropped once."""
@@ -61,56 +72,65 @@ class Baseline:
                 new.append(finding)
         return replace(report, findings=new)
 
-    def describe_missing(self, codes: Mapping[str, Sequence[str]]) -> str:
+    def describe_missing(self, applied: Mapping[str, Collection[str]]) -> str:
         """Return a line on the findings that were looked for and not found; "" if there are none.
 
         Args:
-            codes: of the rules that were looked for, by the path of each file that was checked.
+            applied: the codes of the rules that were fully applied to each file, by its path.
         """
-        checked = {_relate(path, self._file): rules for path, rules in codes.items()}
-        all_codes = {rule.code for rule in load_rules()}
-        missing = 0
-        for key, count in self._remaining.items():
-            if key.file in checked:
-                is_missing = key.rule in checked[key.file] or key.rule not in all_codes
-            else:
-                is_missing = not os.path.lexists(self._file.parent / key.file)
-            missing += count * is_missing
+        missing = self._remaining - _select_unchecked(self._remaining, applied, self._file)
         if not missing:
             return ""
-        found = f"{format_count(missing, 'finding')} of {self._file}"
+        found = f"{format_count(missing.total(), 'finding')} of {self._file}"
         return f"Not found again: {found}. --write-baseline writes the file without what is fixed."
 
 
-def write_findings(file: Path, reports: Iterable[FileReport]) -> int:
-    """Write the findings of reports to a file, one a line; return how many there are.
+def write_findings(
+    file: Path, reports: Iterable[FileReport], applied: Mapping[str, Collection[str]]
+) -> tuple[int, int]:
+    """Write the findings of reports to a file, one a line, with those of it that were not checked.
+
+    Args:
+        file: that may be a baseline already.
+        reports: with the findings.
+        applied: the codes of the rules that were fully applied to each file, by its path.
+
+    Returns:
+        How many findings the file has, and how many of these were in it and were not checked.
 
     Raises:
         ConfigError: the file cannot be written, or is a different one, such as a script.
     """
-    counts = Counter(
+    found = Counter(
         _make_key(_relate(report.path, file), finding)
         for report in reports
         for finding in report.findings
     )
+    counts = found | _select_unchecked(_read_writable(file), applied, file)
     order = sorted(counts, key=lambda key: (key.file, key.rule, key.source))
     entries = [json.dumps({**vars(key), "count": counts[key]}) for key in order]
     lines = "".join(f"\n  {entry}," for entry in entries).removesuffix(",")
     text = f'{{\n "version": {VERSION},\n "findings": [{lines}\n ]\n}}\n'
     try:
-        if file.is_file() and not _may_be_baseline(file.read_bytes().strip()):
-            raise ConfigError(
-                f"{file} exists and is not a baseline. Name a different file, or delete this one."
-            )
         file.write_text(text, encoding="utf-8", newline="\n")
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror or error}.") from error
-    return counts.total()
+    return counts.total(), (counts - found).total()
 
 
-def _may_be_baseline(content: bytes) -> bool:
-    """Return whether a file has the look of a baseline, which a merge may have damaged."""
-    return not content or (content.startswith(b"{") and b'"findings"' in content)
+def _select_unchecked(
+    known: Counter[_Key], applied: Mapping[str, Collection[str]], baseline: Path
+) -> Counter[_Key]:
+    """Return the known findings that a check could not have found again."""
+    rules = {_relate(path, baseline): codes for path, codes in applied.items()}
+    all_codes = list_codes()
+
+    def is_unchecked(key: _Key) -> bool:
+        if key.file in rules:
+            return key.rule in all_codes and key.rule not in rules[key.file]
+        return os.path.lexists(baseline.parent / key.file)
+
+    return Counter({key: count for key, count in known.items() if is_unchecked(key)})
 
 
 def _make_key(file: str, finding: Finding) -> _Key:
@@ -129,18 +149,63 @@ def _relate(path: str, baseline: Path) -> str:
 
 
 def _read(file: Path) -> Counter[_Key]:
+    """Read a baseline.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ConfigError: it cannot be read, or is not a baseline.
+    """
+    content = _read_bytes(file)
     try:
-        table: Any = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(
-            f"The baseline {file} does not exist. Write it: surestep check --write-baseline {file}"
-        ) from None
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror or error}.") from error
+        return _parse(content, file)
     except (ValueError, RecursionError) as error:
-        raise _wrong(file, str(error)) from error
+        damaged = _parse_lines(content) is not None
+        hint = f"Write it again: {_COMMAND} {file}" if damaged else "Name a different file."
+        raise ConfigError(f"{file} is not a baseline of surestep check: {error}. {hint}") from error
+
+
+def _read_writable(file: Path) -> Counter[_Key]:
+    """Read a baseline that will be replaced: it may be missing, empty or damaged by a merge.
+
+    Raises:
+        ConfigError: it is a different file.
+    """
+    try:
+        content = _read_bytes(file)
+        return _parse(content, file)
+    except FileNotFoundError:
+        return Counter()
+    except (ValueError, RecursionError) as error:
+        if (entries := _parse_lines(content)) is None:
+            raise ConfigError(
+                f"{file} exists and is not a baseline. Name a different file, or delete this one."
+            ) from error
+        return entries
+
+
+def _read_bytes(file: Path) -> bytes:
+    try:
+        mode = file.stat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a pipe waits for its writer
+            raise ConfigError(f"{file} is not a regular file. Name a different one.")
+        return file.read_bytes()
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:  # also null bytes
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{file} cannot be read: {reason}.") from error
+
+
+def _parse(content: bytes, file: Path) -> Counter[_Key]:
+    """Return the entries of a baseline.
+
+    Raises:
+        ConfigError: it is of a newer surestep.
+        ValueError: it is not a baseline.
+    """
+    table: Any = json.loads(content.decode("utf-8-sig"))
     version = table.get("version") if isinstance(table, dict) else None
-    if type(version) is int and version > VERSION:
+    if type(version) is int and version > VERSION and "findings" in table:
         raise ConfigError(
             f"{file} has version {version}, and this surestep reads {VERSION}. Install a newer "
             "one: pip install -U surestep."
@@ -148,14 +213,31 @@ def _read(file: Path) -> Counter[_Key]:
     if (
         type(version) is not int
         or version != VERSION
-        or not isinstance(table.get("findings"), list)
+        or table.keys() != {"version", "findings"}
+        or not isinstance(table["findings"], list)
     ):
-        raise _wrong(file, f'it has no "version": {VERSION} with a list of "findings"')
+        raise ValueError(f'it is not "version": {VERSION} and a list of "findings" alone')
     counts: Counter[_Key] = Counter()
     for number, entry in enumerate(table["findings"], start=1):
         if not _is_entry(entry):
-            raise _wrong(file, f"entry {number} is not one with {', '.join(_FIELDS)}")
+            raise ValueError(f"entry {number} is not one with {', '.join(_FIELDS)}")
         counts[_Key(entry["file"], entry["rule"], entry["source"])] += entry["count"]
+    return counts
+
+
+def _parse_lines(content: bytes) -> Counter[_Key] | None:
+    """Return the entries of a baseline that a merge damaged; None if it is a different file."""
+    counts: Counter[_Key] = Counter()
+    for line in content.decode("utf-8-sig", "replace").splitlines():
+        if _NOT_AN_ENTRY.fullmatch(line.strip()):
+            continue
+        try:
+            entry = json.loads(line.strip().removesuffix(","))
+        except (ValueError, RecursionError):
+            return None
+        if not _is_entry(entry):
+            return None
+        counts |= Counter({_Key(entry["file"], entry["rule"], entry["source"]): entry["count"]})
     return counts
 
 
@@ -163,10 +245,3 @@ def _is_entry(entry: Any) -> bool:
     if not isinstance(entry, dict) or entry.keys() != _FIELDS.keys():
         return False
     return all(type(entry[name]) is kind for name, kind in _FIELDS.items()) and entry["count"] > 0
-
-
-def _wrong(file: Path, why: str) -> ConfigError:
-    return ConfigError(
-        f"{file} is not a baseline of surestep check: {why}. Write it again: surestep check "
-        f"--write-baseline {file}"
-    )
