@@ -1,6 +1,9 @@
 """`surestep check --baseline`: findings that are known are not reported."""
 
+import errno
 import json
+import os
+import stat
 
 import pytest
 
@@ -327,6 +330,44 @@ def test_only_a_baseline_is_overwritten(surestep, scripts, before, code):
         assert (scripts / "known.json").read_text() == before
     else:
         assert check(surestep).code == 0
+
+
+def test_failed_writing_leaves_the_file_as_it_was(surestep, scripts, written, monkeypatch):
+    def fsync(path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    before, names = written.read_bytes(), sorted(os.listdir(scripts))
+    (scripts / "src/bad.py").write_text(GOOD)
+    monkeypatch.setattr("surestep.base.files.fsync", fsync)
+    answer = surestep(*ONLY, "src", "--write-baseline", "known.json")
+    assert answer.code == 2
+    assert "known.json cannot be written: No space left on device." in answer.err
+    assert (written.read_bytes(), sorted(os.listdir(scripts))) == (before, names)
+
+
+def test_writing_keeps_a_link_and_the_permissions(surestep, scripts, written):
+    written.chmod(0o640)
+    (scripts / "link.json").symlink_to(written)
+    (scripts / "src/bad.py").write_text(GOOD)
+    assert surestep(*ONLY, "src", "--write-baseline", "link.json").code == 0
+    assert (scripts / "link.json").is_symlink()
+    assert stat.S_IMODE(written.stat().st_mode) == 0o640
+    assert len(json.loads(written.read_text())["findings"]) == 1
+
+
+@pytest.mark.parametrize("option", ["--baseline", "--write-baseline"])
+def test_pipe_is_rejected(surestep, scripts, option):
+    os.mkfifo(scripts / "known.json")
+    answer = surestep(*ONLY, "src", option, "known.json")
+    assert (answer.code, answer.out) == (2, "")
+    assert "known.json is not a regular file. Name a different one." in answer.err
+
+
+def test_byte_order_mark_is_ignored(surestep, written):
+    written.write_text(written.read_text(), encoding="utf-8-sig")
+    assert check(surestep).out == "0 findings in 3 files, 2 in the baseline.\n"
+    assert surestep(*ONLY, "src", "--write-baseline", "known.json").code == 0
+    assert written.read_bytes().startswith(b"{")
 
 
 def test_unreadable_file_fails_the_writing_of_a_baseline(surestep, scripts):

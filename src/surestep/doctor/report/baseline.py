@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import stat
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from surestep.base.errors import ConfigError
+from surestep.base.files import replace_file
 from surestep.base.text import format_count
 from surestep.doctor.finding import Finding
 from surestep.doctor.report.file_report import FileReport
@@ -111,8 +113,13 @@ def write_findings(
     entries = [json.dumps({**vars(key), "count": counts[key]}) for key in order]
     lines = "".join(f"\n  {entry}," for entry in entries).removesuffix(",")
     text = f'{{\n "version": {VERSION},\n "findings": [{lines}\n ]\n}}\n'
+    target = Path(os.path.realpath(file))  # not the link to it
     try:
-        file.write_text(text, encoding="utf-8", newline="\n")
+        with replace_file(target) as temporary:
+            temporary.write_text(text, encoding="utf-8", newline="\n")
+            if target.exists():
+                target.open("r+b").close()  # fails if it is read-only
+                shutil.copymode(target, temporary)
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror or error}.") from error
     return counts.total(), (counts - found).total()
