@@ -69,6 +69,7 @@ def _run(
         fix: Correct the scripts where a rule has a safe correction, and report what remains.
         diff: Print what --fix would change, and change nothing.
     """
+    _require_files({"--baseline": baseline, "--write-baseline": write_baseline})
     if diff and (fix or format != "text"):
         raise ConfigError("Give --diff without --fix and --format: it prints a diff.")
     if write_baseline and (diff or baseline or format != "text"):
@@ -112,6 +113,14 @@ def _run(
     known = sum(len(report.findings) for report in reports) - sum(len(r.findings) for r in new)
     _print(new, format, found.excluded, known)
     return int(bool(failures) or any(map(_fails, new)))
+
+
+def _require_files(options: Mapping[str, str | None]) -> None:
+    for option, value in options.items():
+        if value == "":  # a variable of a shell that is not set
+            raise ConfigError(
+                f"{option} '' names no file. Give a path: {option} surestep-baseline.json"
+            )
 
 
 def _write_baseline(
