@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shlex
 import stat
 
 import pytest
@@ -258,7 +259,10 @@ def test_fix_corrects_known_findings(surestep, scripts):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "The baseline known.json does not exist. Write it: surestep check --write-baseline"),
+        (
+            None,
+            "The baseline known.json does not exist. Write it: surestep check src --write-baseline",
+        ),
         ("{", "known.json is not a baseline of surestep check: Expecting property name"),
         ("[]", 'it is not "version": 1 and a list of "findings" alone'),
         ('{"version": 1}', 'it is not "version": 1 and a list of "findings" alone'),
@@ -298,6 +302,21 @@ def test_wrong_use_is_rejected(surestep, words, message):
     answer = surestep(*ONLY, "src", *words)
     assert (answer.code, answer.out) == (2, "")
     assert message in " ".join(answer.err.split())
+
+
+def test_hint_is_a_command_that_writes_the_baseline(surestep, scripts):
+    (scripts / "my src").mkdir()
+    (scripts / "my src/bad.py").write_text(BAD)
+    words = ("my src", "src", "--baseline", "no such.json")
+    for text in (None, "{\n"):  # missing, then damaged
+        if text:
+            (scripts / "no such.json").write_text(text)
+        answer = surestep(*ONLY, *words)
+        assert answer.code == 2
+        line = " ".join(answer.err.split()).split("surestep check", maxsplit=-1)[-1]
+        assert line == " 'my src' src --write-baseline 'no such.json'"
+        assert surestep("check", *shlex.split(line)).code == 0
+        assert surestep(*ONLY, *words).code == 0
 
 
 @pytest.mark.parametrize("line", ["baseline = []", 'baseline = ""'])

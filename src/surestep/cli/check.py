@@ -90,7 +90,9 @@ def _run(
         print_escaped(text, sys.stderr)
     files = [(path, codes.of(configuration)) for path, configuration in found.files]
     # Before the check, which may take a minute.
-    baselines = {} if diff or write_baseline else _read_baselines(baseline, found.files)
+    baselines = (
+        {} if diff or write_baseline else _read_baselines(baseline, found.files, paths or ())
+    )
     cache_folder = None if no_cache else find_cache_folder()
     reports = check_files(files, ResultCache(cache_folder))
     fixed, failures = _fix(reports, dict(files), is_dry=diff) if fix or diff else (0, [])
@@ -132,7 +134,7 @@ def _write_baseline(
 
 
 def _read_baselines(
-    option: str | None, files: Iterable[tuple[Path, Configuration]]
+    option: str | None, files: Iterable[tuple[Path, Configuration]], paths: Sequence[str]
 ) -> dict[Path, Baseline]:
     """Return the baseline of each file that has one, by its path."""
     read: dict[Path, Baseline] = {}
@@ -141,7 +143,7 @@ def _read_baselines(
         file = Path(option) if option else configuration.baseline
         if file is not None:
             if file not in read:
-                read[file] = Baseline(file)
+                read[file] = Baseline(file, paths)
             baselines[path] = read[file]
     return baselines
 

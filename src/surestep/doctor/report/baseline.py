@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import stat
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,6 @@ from surestep.doctor.rule import list_codes
 
 VERSION = 1
 _FIELDS = {"file": str, "rule": str, "source": str, "count": int}
-_COMMAND = "surestep check --write-baseline"
 _NOT_AN_ENTRY = re.compile(
     rf'|[{{}}]|"version": {VERSION},|"findings": \[|\]|(?:<{{7}}|={{7}}|>{{7}}|\|{{7}})(?: .*)?'
 )
@@ -50,18 +50,17 @@ class _Key:
 class Baseline:
     """The known findings of a file, from which those that are found again are removed.
 
+    Args:
+        file: the baseline.
+        paths: that are checked, for the command in messages.
+
     Raises:
         ConfigError: the file cannot be read, or is not a baseline.
     """
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, paths: Sequence[str]) -> None:
         self._file = file
-        try:
-            self._remaining = _read(file)
-        except FileNotFoundError:
-            raise ConfigError(
-                f"The baseline {file} does not exist. Write it: {_COMMAND} {file}"
-            ) from None
+        self._remaining = _read(file, paths)
 
     def drop_known(self, report: FileReport) -> FileReport:
         """Return a report without the findings that are known; each of them is dropped once."""
@@ -155,19 +154,21 @@ def _relate(path: str, baseline: Path) -> str:
     return Path(relative).as_posix()
 
 
-def _read(file: Path) -> Counter[_Key]:
+def _read(file: Path, paths: Sequence[str]) -> Counter[_Key]:
     """Read a baseline.
 
     Raises:
-        FileNotFoundError: there is none.
-        ConfigError: it cannot be read, or is not a baseline.
+        ConfigError: it is missing, cannot be read, or is not a baseline.
     """
-    content = _read_bytes(file)
+    command = shlex.join(["surestep", "check", *paths, "--write-baseline", str(file)])
     try:
+        content = _read_bytes(file)
         return _parse(content, file)
+    except FileNotFoundError:
+        raise ConfigError(f"The baseline {file} does not exist. Write it: {command}") from None
     except (ValueError, RecursionError) as error:
         damaged = _parse_lines(content) is not None
-        hint = f"Write it again: {_COMMAND} {file}" if damaged else "Name a different file."
+        hint = f"Write it again: {command}" if damaged else "Name a different file."
         raise ConfigError(f"{file} is not a baseline of surestep check: {error}. {hint}") from error
 
 
