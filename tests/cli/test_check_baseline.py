@@ -245,6 +245,14 @@ def test_programs_get_only_what_is_new(surestep, scripts, written, format):
 FORWARD = "import torch\n\nmodel = torch.nn.Linear(4, 1)\nmodel.forward(torch.ones(4))\n"
 
 
+def test_nothing_is_fixed_if_the_baseline_cannot_be_overwritten(surestep, scripts):
+    (scripts / "a.py").write_text(FORWARD)
+    (scripts / "known.json").write_text("[]")
+    words = ("a.py", "--select", "SS209", "--fix", "--write-baseline", "known.json")
+    assert surestep("check", *words).code == 2
+    assert (scripts / "a.py").read_text() == FORWARD
+
+
 def test_fix_corrects_known_findings(surestep, scripts):
     (scripts / "a.py").write_text(FORWARD)
     words = ("check", "a.py", "--select", "SS209")

@@ -15,7 +15,7 @@ from surestep.doctor.cache import ResultCache, find_cache_folder
 from surestep.doctor.check_files import check_files
 from surestep.doctor.find_files import find_files
 from surestep.doctor.finding import Finding
-from surestep.doctor.report.baseline import Baseline, write_findings
+from surestep.doctor.report.baseline import Baseline, require_overwritable, write_findings
 from surestep.doctor.report.file_report import FileReport, list_applied
 from surestep.doctor.selection import list_unchecked, select_codes
 from surestep.doctor.settings import Configuration
@@ -69,7 +69,7 @@ def _run(
         fix: Correct the scripts where a rule has a safe correction, and report what remains.
         diff: Print what --fix would change, and change nothing.
     """
-    _require_files({"--baseline": baseline, "--write-baseline": write_baseline})
+    _require_files(baseline, write_baseline)
     if diff and (fix or format != "text"):
         raise ConfigError("Give --diff without --fix and --format: it prints a diff.")
     if write_baseline and (diff or baseline or format != "text"):
@@ -117,12 +117,14 @@ def _run(
     return int(bool(failures) or any(map(_fails, new)))
 
 
-def _require_files(options: Mapping[str, str | None]) -> None:
-    for option, value in options.items():
+def _require_files(baseline: str | None, write_baseline: str | None) -> None:
+    for option, value in (("--baseline", baseline), ("--write-baseline", write_baseline)):
         if value == "":  # a variable of a shell that is not set
             raise ConfigError(
                 f"{option} '' names no file. Give a path: {option} surestep-baseline.json"
             )
+    if write_baseline:  # before files are fixed
+        require_overwritable(Path(write_baseline))
 
 
 def _write_baseline(

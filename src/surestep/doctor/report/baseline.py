@@ -86,6 +86,15 @@ class Baseline:
         return f"Not found again: {found}. --write-baseline writes the file without what is fixed."
 
 
+def require_overwritable(file: Path) -> None:
+    """Require that a file is a baseline, maybe an empty or damaged one, or does not exist.
+
+    Raises:
+        ConfigError: it is a different file, such as a script.
+    """
+    _read_overwritable(file)
+
+
 def write_findings(
     file: Path, reports: Iterable[FileReport], applied: Mapping[str, Collection[str]]
 ) -> tuple[int, int]:
@@ -107,7 +116,7 @@ def write_findings(
         for report in reports
         for finding in report.findings
     )
-    counts = found | _select_unchecked(_read_writable(file), applied, file)
+    counts = found | _select_unchecked(_read_overwritable(file), applied, file)
     order = sorted(counts, key=lambda key: (key.file, key.rule, key.source))
     entries = [json.dumps({**vars(key), "count": counts[key]}) for key in order]
     lines = "".join(f"\n  {entry}," for entry in entries).removesuffix(",")
@@ -172,7 +181,7 @@ def _read(file: Path, paths: Sequence[str]) -> Counter[_Key]:
         raise ConfigError(f"{file} is not a baseline of surestep check: {error}. {hint}") from error
 
 
-def _read_writable(file: Path) -> Counter[_Key]:
+def _read_overwritable(file: Path) -> Counter[_Key]:
     """Read a baseline that will be replaced: it may be missing, empty or damaged by a merge.
 
     Raises:
