@@ -1,4 +1,5 @@
 import ast
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -291,6 +292,16 @@ def test_run_of_a_recipe_in_a_package_resumes(package, folder, imports):
     assert main(["evaluate", "r"]) == 0
     assert main(["train", "my/pkg/training.py", "--run", "r", "--max-steps", "4"]) == 0
     assert main(["resume", "r"]) == 0
+
+
+@pytest.mark.parametrize("imports", [RELATIVE])
+def test_file_beside_a_recipe_in_a_package_hides_no_module_of_its_name(package, folder, imports):
+    package(imports)
+    (folder / "my/pkg/antigravity.py").write_text("1 / 0")
+    own = importlib.util.find_spec("antigravity").origin
+    load("my.pkg.training")
+    assert importlib.util.find_spec("antigravity").origin == own
+    assert str(folder) in sys.path
 
 
 def test_relative_import_or_dotted_name_outside_of_a_package_is_rejected(package, folder, recipe):

@@ -2,7 +2,8 @@
 
 A recipe is a Python file with a `config` and a function `task` that returns a Task; it may have
 `callbacks`. It is imported under its own name, with its folder on `sys.path`, so that worker
-processes that are spawned find its classes too.
+processes that are spawned find its classes too. For a recipe in a package, that is the folder which
+has the package: files beside the recipe must not hide modules of the same name.
 """
 
 import importlib.util
@@ -259,7 +260,7 @@ def load_file(found: RecipeFile) -> Recipe:
         return Recipe(found.name, found.path, module)
     path, package = found.path, found.package
     name = f"{package}.{found.name}" if package else found.name
-    for folder in (found.root, path.parent):
+    for folder in (found.root,) if package else (found.root, path.parent):
         if str(folder) not in sys.path:
             sys.path.insert(0, str(folder))
     if package:
