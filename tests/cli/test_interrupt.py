@@ -98,6 +98,17 @@ def test_spawned_workers_find_the_classes_of_a_recipe(recipe, folder):
     assert "Warning" not in done.stderr
 
 
+@pytest.mark.slow("spawns workers, which import torch")
+def test_spawned_workers_find_the_classes_of_a_module_of_a_package(recipe, folder):
+    (folder / "my/pkg").mkdir(parents=True)
+    for name in ("my/__init__.py", "my/pkg/__init__.py"):
+        recipe("", name)
+    recipe(SPAWNING, "my/pkg/queue.py")
+    done = run(("train", "my.pkg.queue", "--run", "r"))
+    assert (done.returncode, Run(folder / "r").status["step"]) == (0, 2), done.stderr
+    assert done.stdout.count("read my.pkg.queue\n") >= 2  # here, and in each worker
+
+
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGHUP"])
 def test_signal_exits_with_75_and_shows_the_command_to_resume(surestep, recipe, folder, name):
     text = INTERRUPTED.replace("signal.SIGINT", f"signal.{name}")

@@ -278,6 +278,24 @@ def test_recorded_mirror_that_was_not_typed_is_not_used(surestep, folder):
     assert f"pass --checkpoint.mirror {folder / 'elsewhere'}" in answer.err
 
 
+@pytest.mark.slow("two searches, each with a process for a trial")
+def test_study_of_a_module_of_a_package_is_resumed_in_any_folder(
+    search, surestep, folder, monkeypatch
+):
+    inner = folder / "my/pkg"
+    inner.mkdir(parents=True)
+    for name in ("my/__init__.py", "my/pkg/__init__.py"):
+        (folder / name).touch()
+    (inner / "queue.py").write_text(Path(TRIALS).read_text())
+    answer, found = search("--trials", 1, recipe="my.pkg.queue")
+    assert (answer.code, states(found)) == (0, ["finished"]), answer.err
+    assert f"# surestep train {folder}/my.pkg.queue " in (folder / "study/best.toml").read_text()
+    monkeypatch.chdir(inner)
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each != str(folder)])
+    answer = surestep("search", "--resume", folder / "study", "--trials", 2)
+    assert (answer.code, states(trials(folder / "study"))) == (0, ["finished"] * 2), answer.err
+
+
 def test_study_that_cannot_be_resumed_is_explained(surestep, folder):
     settings = make_settings(recipe={"name": "own", "path": str(folder / "own.py"), "sha256": "0"})
     record_settings(folder / "study", settings)

@@ -1,5 +1,6 @@
 import ast
 import importlib.util
+import json
 import sys
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import surestep
 from surestep.base.errors import ConfigError, RecipeError
 from surestep.cli.main import main
 from surestep.recipes import load as module
-from surestep.recipes.find import BUILT_IN, SHIPPED, sha256
+from surestep.recipes.find import BUILT_IN, SHIPPED, recipe_argument, sha256
 from surestep.recipes.load import RecipeCall, load
 from tests import tiny
 from tests.cli.conftest import HEAD, RECIPE
@@ -294,7 +295,7 @@ def test_run_of_a_recipe_in_a_package_resumes(package, folder, imports):
     assert main(["resume", "r"]) == 0
 
 
-@pytest.mark.parametrize("imports", [RELATIVE])
+@pytest.mark.parametrize("imports", [RELATIVE, ABSOLUTE])
 def test_file_beside_a_recipe_in_a_package_hides_no_module_of_its_name(package, folder, imports):
     package(imports)
     (folder / "my/pkg/antigravity.py").write_text("1 / 0")
@@ -302,6 +303,50 @@ def test_file_beside_a_recipe_in_a_package_hides_no_module_of_its_name(package, 
     load("my.pkg.training")
     assert importlib.util.find_spec("antigravity").origin == own
     assert str(folder) in sys.path
+
+
+@pytest.fixture
+def queue(package, folder):
+    """A recipe of a package with the name of a module of Python, without relative imports."""
+    package(ABSOLUTE)
+    (folder / "my/pkg/training.py").rename(folder / "my/pkg/queue.py")
+    return folder
+
+
+def test_recipe_typed_as_a_module_is_one(queue, monkeypatch):
+    found = load("my.pkg.queue")
+    assert found.module.__name__ == "my.pkg.queue"
+    assert sys.modules["queue"].__file__ != str(found.path)
+    (queue / "my/pkg/inner").mkdir()
+    monkeypatch.chdir(queue / "my/pkg/inner")
+    assert load(f"{queue}/my.pkg.queue").path == load("../../../my.pkg.queue").path == found.path
+
+
+def test_plain_path_in_a_package_is_a_file_of_its_own(recipe, folder):
+    (folder / "__init__.py").touch()
+    (folder / "helpers.py").write_text("LR = 0.25")
+    found = load(recipe("from helpers import LR\n" + RECIPE.replace("lr=0.01", "lr=LR")))
+    assert found.module.__name__ == "mine"
+    assert found.config.optim.lr == 0.25
+
+
+def test_run_of_a_module_resumes_in_any_folder(queue, monkeypatch):
+    assert main(["train", "my.pkg.queue", "--run", "r", "--max-steps", "2"]) == 0
+    recorded = json.loads((queue / "r/config.json").read_text())["recipe"]
+    assert (recorded["name"], recorded["package"]) == ("queue", "my.pkg")
+    assert recipe_argument(recorded) == f"{queue}/my.pkg.queue"
+    (queue / "elsewhere").mkdir()
+    monkeypatch.chdir(queue / "elsewhere")
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each != str(queue)])
+    assert main(["evaluate", "../r"]) == 0
+    assert main(["resume", "../r"]) == 0
+    assert main(["train", recipe_argument(recorded), "--run", "../r", "--max-steps", "4"]) == 0
+
+
+def test_recorded_package_names_no_other_file(queue):
+    recorded = {"name": "x", "path": f"{queue}/my/pkg/queue.py", "package": "other"}
+    assert recipe_argument(recorded) == f"{queue}/my.pkg.queue"
+    assert recipe_argument({**recorded, "path": "/plain/mine.py"}) == "/plain/mine.py"
 
 
 def test_relative_import_or_dotted_name_outside_of_a_package_is_rejected(package, folder, recipe):

@@ -37,9 +37,16 @@ _ADDS_NAMES = ("exec", "globals")  # functions that can bind any name
 
 
 def recipe_argument(recorded: Mapping[str, str]) -> str:
-    """Return a recorded recipe as it is typed: the name of a built-in one, else its path."""
+    """Return a recorded recipe as it is typed in any folder: a built-in name, or its path.
+
+    That of a module of a package is "/path/my.pkg.recipe".
+    """
     path = Path(recorded["path"])  # not the name, which a folder that was received may invent
-    return path.stem if path.parent == SHIPPED and path.stem in BUILT_IN else recorded["path"]
+    if path.parent == SHIPPED and path.stem in BUILT_IN:
+        return path.stem
+    if recorded.get("package") and (package := _package_of(path)):  # nor the name of the package
+        return str(path.parents[len(package)] / ".".join([*package, path.stem]))
+    return recorded["path"]
 
 
 class Parameter(NamedTuple):
@@ -68,15 +75,27 @@ class Outline:
 
 @dataclass(frozen=True)
 class RecipeFile:
-    """A recipe that was found."""
+    """A recipe that was found.
+
+    Attributes:
+        name: of the recipe.
+        path: of its file.
+        is_module: whether it was typed as a module of its package, "my.pkg.recipe".
+    """
 
     name: str
     path: Path
+    is_module: bool = False
 
     @property
     def package(self) -> str:
-        """The package that the file is in, such as "my.pkg", if it has relative imports; or ""."""
-        return ".".join(_package_of(self.path)) if _has_relative_imports(self.path) else ""
+        """The package to import it from, such as "my.pkg"; "" if by its own name.
+
+        A path is ambiguous: a folder of scripts that import each other by name may have an
+        __init__.py. So a file that was typed as a path is in a package if it has relative imports.
+        """
+        is_inside = self.is_module or _has_relative_imports(self.path)
+        return ".".join(_package_of(self.path)) if is_inside else ""
 
     @property
     def root(self) -> Path:
@@ -116,6 +135,8 @@ class RecipeFile:
 def find(name: str) -> RecipeFile:
     """Find a recipe: the name of one that ships, the path of a file, or "my.pkg.recipe".
 
+    "/path/my.pkg.recipe" is a module of a package in that folder.
+
     Raises:
         RecipeError: there is none, it is a run folder, it has no function called task, or its name
             is a module's that is used already.
@@ -128,15 +149,16 @@ def find(name: str) -> RecipeFile:
             f"{name} is a run folder, not a recipe: {path / 'plan.json'} has its options with "
             f"values and reasons, and surestep resume {shlex.quote(name)} resumes it."
         )
-    if path.suffix != ".py" and not path.exists() and (found := _find_in_packages(name)):
-        path = found
+    is_module = False
+    if path.suffix != ".py" and not path.exists() and (found := _find_in_packages(path)):
+        path, is_module = found, True
     if path.suffix != ".py":
         hint = f"Or give a file, such as {name}.py." if not path.exists() else "Give a .py file."
         raise RecipeError(f"There is no recipe {name!r}. {suggest_names(name, BUILT_IN)} {hint}")
     if not path.is_file():
         raise RecipeError(f"{name} does not exist. Built-in recipes: {', '.join(BUILT_IN)}.")
     path = path.resolve()
-    recipe = RecipeFile(path.stem, path)
+    recipe = RecipeFile(path.stem, path, is_module)
     if recipe.package:
         top = recipe.package.partition(".")[0]
         _check_name(top, recipe.root / top / "__init__.py")
@@ -146,19 +168,27 @@ def find(name: str) -> RecipeFile:
     return recipe
 
 
-def _find_in_packages(name: str) -> Path | None:
-    """Return the file of "my.pkg.recipe", below the current folder or on Python's path."""
-    parts = name.split(".")
+def _list_candidates(path: Path) -> Iterator[Path]:
+    """Yield where the file of "my.pkg.recipe" or "/path/my.pkg.recipe" may be.
+
+    Without a path, that is below the current folder or a folder on Python's path.
+    """
+    parts = path.name.split(".")
     if len(parts) < 2 or not all(map(str.isidentifier, parts)):
-        return None
-    files = (Path(folder, *parts).with_suffix(".py") for folder in ("", *sys.path))
-    path = next((file for file in files if file.is_file()), None)
-    if path is not None and len(_package_of(path.resolve())) < len(parts) - 1:
+        return
+    for folder in (str(path.parent), *(sys.path if path.parent == Path() else ())):
+        yield Path(folder, *parts).with_suffix(".py")
+
+
+def _find_in_packages(path: Path) -> Path | None:
+    """Return the file of "my.pkg.recipe" or "/path/my.pkg.recipe"."""
+    file = next(filter(Path.is_file, _list_candidates(path)), None)
+    if file is not None and len(_package_of(file.resolve())) < path.name.count("."):
         raise RecipeError(
-            f"{name} is {path}, and not each of its folders has an __init__.py. Add an empty one "
-            f"to each, or pass the path: {path}"
+            f"{path} is {file}, and not each of its folders has an __init__.py. Add an empty one "
+            f"to each, or pass the path: {file}"
         )
-    return path
+    return file
 
 
 def _package_of(path: Path) -> list[str]:

@@ -53,6 +53,7 @@ class Recipe:
     name: str
     path: Path
     module: ModuleType
+    package: str = ""  # that it was imported from; "" if by its own name, or built in
 
     @property
     def config(self) -> Config:
@@ -186,6 +187,8 @@ class RecipeCall:
         """Where the Task comes from."""
         name, path = self.recipe.name, self.recipe.path
         recipe = {"name": name, "path": str(path), "sha256": sha256(path)}
+        if package := self.recipe.package:
+            recipe["package"] = package
         defaults = {
             name: parameter.default
             for name, parameter in self.recipe.parameters.items()
@@ -278,11 +281,11 @@ def load_file(found: RecipeFile) -> Recipe:
     except Exception as error:
         del sys.modules[name]
         raise RecipeError(_describe(path, error)) from error
-    return Recipe(found.name, path, module)
+    return Recipe(found.name, path, module, package)
 
 
 def _import_package(package: str, path: Path) -> None:
-    """Import the package that a recipe's relative imports start from."""
+    """Import the package that a recipe is in."""
     try:
         importlib.import_module(package)
     except SurestepError:
