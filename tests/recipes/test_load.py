@@ -317,6 +317,8 @@ def test_recipe_typed_as_a_module_is_one(queue, monkeypatch):
     found = load("my.pkg.queue")
     assert found.module.__name__ == "my.pkg.queue"
     assert sys.modules["queue"].__file__ != str(found.path)
+    with pytest.raises(RecipeError, match=r"Or type it as a module: my\.pkg\.queue\."):
+        load("my/pkg/queue.py")
     (queue / "my/pkg/inner").mkdir()
     monkeypatch.chdir(queue / "my/pkg/inner")
     assert load(f"{queue}/my.pkg.queue").path == load("../../../my.pkg.queue").path == found.path
@@ -347,6 +349,45 @@ def test_recorded_package_names_no_other_file(queue):
     recorded = {"name": "x", "path": f"{queue}/my/pkg/queue.py", "package": "other"}
     assert recipe_argument(recorded) == f"{queue}/my.pkg.queue"
     assert recipe_argument({**recorded, "path": "/plain/mine.py"}) == "/plain/mine.py"
+
+
+def test_package_is_found_through_a_symbolic_link(package, folder, tmp_path_factory, monkeypatch):
+    package(RELATIVE)
+    link = tmp_path_factory.mktemp("links") / "project"
+    link.symlink_to(folder)
+    monkeypatch.setattr(sys, "path", [str(link), *sys.path])
+    monkeypatch.chdir(link.parent)
+    assert load("my.pkg.training").path == folder / "my/pkg/training.py"
+
+
+def test_package_with_the_name_of_a_module_is_to_be_renamed(package, folder):
+    package(RELATIVE)
+    (folder / "my").rename(folder / "graphlib")
+    with pytest.raises(RecipeError, match=r"Rename the folder, for example to my_graphlib\.$"):
+        load("graphlib.pkg.training")
+
+
+def test_folder_that_is_no_python_name_is_named(package, folder):
+    package("from .parts import LR\n")
+    (folder / "my/pkg").rename(folder / "my-pkg")
+    with pytest.raises(
+        RecipeError, match=r"'my-pkg' is not .* to my_pkg, or import without"
+    ) as is_:
+        load("my-pkg/training.py")
+    assert "Add an empty" not in str(is_.value)
+    (folder / "my-pkg/__init__.py").unlink()
+    with pytest.raises(RecipeError, match=r"to my_pkg, and add an empty __init__\.py, or import"):
+        load("my-pkg/training.py")
+
+
+def test_misspelt_module_is_told_its_neighbours_and_its_file(package, folder):
+    package(RELATIVE)
+    with pytest.raises(
+        RecipeError, match=r"Did you mean 'my\.pkg\.training'\? .* my/pkg/trainin\.py"
+    ):
+        load("my.pkg.trainin")
+    with pytest.raises(RecipeError, match=r"Or give a file, such as your/pkg/training\.py\."):
+        load("your.pkg.training")
 
 
 def test_relative_import_or_dotted_name_outside_of_a_package_is_rejected(package, folder, recipe):

@@ -153,19 +153,33 @@ def find(name: str) -> RecipeFile:
     if path.suffix != ".py" and not path.exists() and (found := _find_in_packages(path)):
         path, is_module = found, True
     if path.suffix != ".py":
-        hint = f"Or give a file, such as {name}.py." if not path.exists() else "Give a .py file."
-        raise RecipeError(f"There is no recipe {name!r}. {suggest_names(name, BUILT_IN)} {hint}")
+        raise RecipeError(f"There is no recipe {name!r}. {_suggest(path)}")
     if not path.is_file():
         raise RecipeError(f"{name} does not exist. Built-in recipes: {', '.join(BUILT_IN)}.")
     path = path.resolve()
     recipe = RecipeFile(path.stem, path, is_module)
     if recipe.package:
-        top = recipe.package.partition(".")[0]
-        _check_name(top, recipe.root / top / "__init__.py")
+        _check_package(recipe.root / recipe.package.partition(".")[0])
     else:
-        _check_name(path.stem, path)
+        _check_name(path)
     recipe.check_task()  # by its source, since running a script may train
     return recipe
+
+
+def _suggest(path: Path) -> str:
+    """Return what to type instead of a name or a path that is not a recipe."""
+    name = str(path)
+    if path.exists():
+        return f"{suggest_names(name, BUILT_IN)} Give a .py file."
+    file = next(_list_candidates(path), path.with_name(f"{path.name}.py"))
+    folders = (candidate.parent for candidate in _list_candidates(path))
+    package = next(filter(Path.is_dir, folders), None)
+    if package is None:
+        return f"{suggest_names(name, BUILT_IN)} Or give a file, such as {file}."
+    prefix = name.rpartition(".")[0] + "."
+    stems = sorted({module.stem for module in package.glob("*.py")} - {"__init__"})
+    near = suggest_names(path.suffix[1:], stems, prefix)
+    return f"{near} It would be the file {package / file.name}."
 
 
 def _list_candidates(path: Path) -> Iterator[Path]:
@@ -214,27 +228,58 @@ def _has_relative_imports(path: Path) -> bool:
     if not any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(tree)):
         return False
     if not _package_of(path):
+        folder = path.parent
+        mend = f"Add an empty file {folder / '__init__.py'}"
+        if not folder.name.isidentifier():
+            mend = f"{folder.name!r} is not a Python name. Rename the folder, for example to "
+            mend += _as_identifier(folder.name)
+            if not (folder / "__init__.py").is_file():
+                mend += ", and add an empty __init__.py"
         raise RecipeError(
-            f"{path.name} has relative imports, and its folder is not a package. Add an empty file "
-            f"{path.parent / '__init__.py'}, or import without the dot: the folder is on the path."
+            f"{path.name} has relative imports, and its folder is not a package. {mend}, or import "
+            "without the dot: the folder is on the path."
         )
     return True
 
 
-def _check_name(name: str, path: Path) -> None:
-    """Reject a name under which Python would import something else."""
+def _check_package(folder: Path) -> None:
+    """Reject an outer package under whose name Python would import something else."""
+    if _is_taken(folder.name, folder / "__init__.py"):
+        raise RecipeError(
+            f"The package {folder} has the name of a module that is used already: {folder.name}. "
+            f"Rename the folder, for example to my_{folder.name}."
+        )
+
+
+def _check_name(path: Path) -> None:
+    """Reject a file under whose name Python would import something else."""
+    name = path.stem
     if not name.isidentifier():
-        plain = re.sub(r"\W", "_", name)
         raise RecipeError(
             f"{path.name} cannot be imported: {name!r} is not a Python name. Rename it, for "
-            f"example to {plain if plain.isidentifier() else f'my_{plain}'}.py."
+            f"example to {_as_identifier(name)}.py."
         )
-    taken = getattr(sys.modules.get(name), "__spec__", None) or importlib.util.find_spec(name)
-    if taken is not None and taken.origin != str(path):
+    if _is_taken(name, path):
+        package = _package_of(path)
+        module = f" Or type it as a module: {'.'.join([*package, name])}." if package else ""
         raise RecipeError(
             f"{path.name} has the name of a module that is used already: {name}. Rename it, for "
-            f"example to my_{name}.py."
+            f"example to my_{name}.py.{module}"
         )
+
+
+def _as_identifier(name: str) -> str:
+    plain = re.sub(r"\W", "_", name)
+    return plain if plain.isidentifier() else f"my_{plain}"
+
+
+def _is_taken(name: str, path: Path) -> bool:
+    """Return whether this name imports a different file."""
+    taken = getattr(sys.modules.get(name), "__spec__", None) or importlib.util.find_spec(name)
+    if taken is None:
+        return False
+    # Python's path may have a symbolic link to the folder.
+    return taken.origin is None or Path(taken.origin).resolve() != path.resolve()
 
 
 def _list_module_nodes(node: ast.AST) -> Iterator[ast.AST]:
