@@ -1,5 +1,7 @@
 """The scripts of `surestep completion` complete what the commands take."""
 
+import os
+import shutil
 import subprocess
 
 import pytest
@@ -44,6 +46,10 @@ def script(surestep, scripts):
         ("surestep plan --all", ["--all"]),
         ("surestep predict --mc", ["--mc-dropout"]),
         ("surestep ckpt l", ["list"]),
+        ("surestep ckpt list --a", []),
+        ("surestep ckpt export --a", ["--average"]),
+        ("surestep ckpt list --j", ["--json"]),
+        ("surestep ckpt --", ["--help"]),
         ("surestep completion z", ["zsh"]),
         ("surestep evaluate --nothing", []),
     ],
@@ -68,6 +74,42 @@ def test_script_has_every_command(script, shell):
     assert " ".join(COMMANDS) in text
     assert all(f"{name}) words=" in text or f'from {name}"' in text for name in COMMANDS)
     assert ("bashcompinit" in text) == (shell == "zsh")
+
+
+def need(shell):
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not here. Install it: apt install {shell}")
+
+
+# Types a line and Tab in a terminal, as zsh's own tests do; the first ~/.zshrc has nothing else.
+ZSH = """
+zmodload zsh/zpty
+zpty terminal zsh -i
+zpty -r terminal first '*READY*'
+zpty -w -n terminal $'surestep ckpt list --j\t\n'
+zpty -r terminal second '*RAN*READY*'
+print -r -- $first $second
+"""
+
+
+@pytest.mark.slow("starts an interactive zsh")
+@pytest.mark.parametrize("before", ["", "autoload -Uz compinit && compinit -i\n"])
+def test_zsh_completes_in_a_plain_zshrc(script, scripts, tmp_path, before):
+    need("zsh")
+    script("zsh")
+    source = (
+        f"source {scripts['folder']}/completion.zsh\nsurestep() {{ print \\RAN $@; }}\nPS1=READY\n"
+    )
+    (tmp_path / ".zshrc").write_text(before + source)
+    done = subprocess.run(
+        ["zsh", "-f", "-c", ZSH],
+        env={**os.environ, "ZDOTDIR": str(tmp_path), "TERM": "dumb"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "not found" not in done.stdout + done.stderr
+    assert "RAN ckpt list --json" in done.stdout
 
 
 def test_unknown_shell_is_rejected(surestep):

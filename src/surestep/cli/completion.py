@@ -31,6 +31,12 @@ _surestep() {{
 }}
 complete -o bashdefault -o default -F _surestep surestep
 """
+# The completion of bash needs that of zsh, which a short ~/.zshrc does not load. -i: no question
+# about folders that others can write to.
+_START_ZSH = """\
+(( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i }
+autoload -U +X bashcompinit && bashcompinit
+"""
 
 
 @command("completion")
@@ -46,8 +52,7 @@ def run(shell: Annotated[Literal["bash", "zsh", "fish"], tyro.conf.arg(metavar="
         return 0
     cases = [f'      {name}) words="{" ".join(found)}" ;;' for name, found in words.items()]
     script = _BASH.format(commands=" ".join(COMMANDS), cases="\n".join(cases))
-    start = "autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else ""
-    print(start + script, end="")
+    print(_START_ZSH + script if shell == "zsh" else script, end="")
     return 0
 
 
