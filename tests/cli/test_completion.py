@@ -72,13 +72,39 @@ def test_bash_completes_commands_recipes_and_options(script, scripts, words, fou
 def test_script_has_every_command(script, shell):
     text = script(shell)
     assert " ".join(COMMANDS) in text
-    assert all(f"{name}) words=" in text or f'from {name}"' in text for name in COMMANDS)
+    assert all(f'"{name} "*) words=' in text or f"'{name} " in text for name in COMMANDS)
     assert ("bashcompinit" in text) == (shell == "zsh")
+
+
+OF_CKPT_LIST = {"--verify", "--json", "--help"}  # other subcommands have more
 
 
 def need(shell):
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not here. Install it: apt install {shell}")
+
+
+def test_fish_completes_the_options_of_the_subcommand(script, scripts):
+    need("fish")
+    script("fish")
+
+    def complete(line):
+        text = f"source completion.fish; complete -C '{line}'"
+        done = subprocess.run(
+            ["fish", "--no-config", "-c", text],
+            cwd=scripts["folder"],
+            capture_output=True,
+            text=True,
+        )
+        assert done.stderr == ""
+        return {row.split("\t")[0] for row in done.stdout.splitlines()}
+
+    assert complete("surestep ckpt list --") == OF_CKPT_LIST
+    assert {"list", "verify"} <= complete("surestep ckpt ")
+    assert complete("surestep tr") == {"train", "track"}
+    of_track = {"--to", "--all", "--allow", "--help"}
+    assert complete("surestep track replay --") == of_track  # replay is a command too
+    assert "digits" in complete("surestep train ")
 
 
 # Types a line and Tab in a terminal, as zsh's own tests do; the first ~/.zshrc has nothing else.

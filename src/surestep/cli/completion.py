@@ -1,6 +1,7 @@
 """`surestep completion`: scripts that complete the command line of a shell."""
 
 import re
+from collections.abc import Iterator
 from contextlib import redirect_stdout, suppress
 from io import StringIO
 from typing import Annotated, Literal
@@ -19,12 +20,13 @@ _RECIPES = ("train", "plan", "search", "new")
 
 _BASH = """\
 _surestep() {{
-  local word="${{COMP_WORDS[COMP_CWORD]}}" words=""
-  if [ "$COMP_CWORD" -eq 1 ]; then
-    words="{commands}"
-  else
-    case "${{COMP_WORDS[1]}}" in
+  local word="${{COMP_WORDS[COMP_CWORD]}}" words="{commands}"
+  if [ "$COMP_CWORD" -gt 1 ]; then
+    local typed="${{COMP_WORDS[1]}} "
+    if [ "$COMP_CWORD" -gt 2 ]; then typed="$typed${{COMP_WORDS[2]}} "; fi
+    case "$typed" in
 {cases}
+      *) words="" ;;
     esac
   fi
   COMPREPLY=($(compgen -W "$words" -- "$word"))
@@ -37,6 +39,11 @@ _START_ZSH = """\
 (( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i }
 autoload -U +X bashcompinit && bashcompinit
 """
+# The words before the one that is typed; __fish_seen_subcommand_from also finds later words.
+_FISH = """\
+complete -c surestep -n "string match -q '{}' -- (string join ' ' (commandline -opc)[2..] '')" \
+-a "{}"\
+"""
 
 
 @command("completion")
@@ -46,31 +53,37 @@ def run(shell: Annotated[Literal["bash", "zsh", "fish"], tyro.conf.arg(metavar="
     Args:
         shell: bash, zsh or fish.
     """
-    words = {name: _words_of(name) for name in COMMANDS}
+    words = {typed: found for name in COMMANDS for typed, found in _words_of(name)}
     if shell == "fish":
         print("\n".join(_fish(words)))
         return 0
-    cases = [f'      {name}) words="{" ".join(found)}" ;;' for name, found in words.items()]
+    cases = [f'      "{name} "*) words="{" ".join(found)}" ;;' for name, found in words.items()]
     script = _BASH.format(commands=" ".join(COMMANDS), cases="\n".join(cases))
     print(_START_ZSH + script if shell == "zsh" else script, end="")
     return 0
 
 
 def _fish(words: dict[str, list[str]]) -> list[str]:
-    first = f'complete -c surestep -n __fish_use_subcommand -a "{" ".join(COMMANDS)}"'
-    line = 'complete -c surestep -n "__fish_seen_subcommand_from {}" -a "{}"'
-    return [first, *(line.format(name, " ".join(found)) for name, found in words.items())]
+    lines = [_FISH.format("", " ".join(COMMANDS))]
+    for name, found in words.items():
+        lines.append(_FISH.format(f"{name} {'' if name in _GROUPS else '*'}", " ".join(found)))
+    return lines
 
 
-def _words_of(name: str) -> list[str]:
-    """Return the subcommands, the recipes and the options of a command, as its help lists them."""
+def _words_of(name: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield each subcommand, then the command, with its own words: names, recipes and options."""
     page = _help_page(name)
     found = list(BUILT_IN if name in _RECIPES else _SHELLS if name == "completion" else ())
     if name in _GROUPS:
         found = _ROWS.findall(page)
-        page = "\n".join(_help_page(name, one) for one in found)
+        for inner in found:
+            yield f"{name} {inner}", _flags_of(_help_page(name, inner))
+    yield name, [*found, *_flags_of(page)]
+
+
+def _flags_of(page: str) -> list[str]:
     flags = [flag for line in _FLAGS.findall(page) for flag in line.split(", ")]
-    return [*found, *dict.fromkeys([*flags, "--help"])]
+    return list(dict.fromkeys([*flags, "--help"]))
 
 
 def _help_page(*words: str) -> str:
