@@ -89,6 +89,8 @@ def main(words: Sequence[str] | None = None, known: Mapping[str, Attack] | None 
     parser.add_argument("--seed", type=int, default=0, help="other moments")
     parser.add_argument("attacks", nargs="*", metavar="ATTACK", help="words of their names")
     given = parser.parse_args(words)
+    if given.rounds < 1:
+        parser.error(f"--rounds {given.rounds}: pass 1 or more")
     os.environ["OMP_NUM_THREADS"] = "1"
     known = attacks() if known is None else known
     chosen = {

@@ -74,3 +74,10 @@ def test_unknown_attack_is_an_error_with_the_names(capsys):
     with pytest.raises(SystemExit):
         main(["mail"], ATTACKS)
     assert "Known: MLflow killed, S3 hangs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("rounds", ["0", "-1"])
+def test_no_rounds_are_an_error(capsys, rounds):
+    with pytest.raises(SystemExit):
+        main(["--rounds", rounds], ATTACKS)
+    assert f"--rounds {rounds}: pass 1 or more" in capsys.readouterr().err
