@@ -14,7 +14,7 @@ import json
 import os
 import statistics
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,7 @@ class Outcome:
     Attributes:
         task: name of the small task.
         seed: of the search and of its trials.
+        trials: that the search had.
         pruner: its name and options.
         loss: the lowest validation loss of a trial that was not pruned.
         evaluations: that all trials made; the same number of steps lies before each.
@@ -69,6 +70,7 @@ class Outcome:
 
     task: str
     seed: int
+    trials: int
     pruner: str
     loss: float
     evaluations: int
@@ -153,7 +155,7 @@ def measure(task: str, seed: int, trials: int, known: set[str]) -> Iterable[Outc
     for pruner in PRUNERS:
         if pruner not in known:
             own = replace(settings, pruner=pruner)
-            yield Outcome(task, seed, pruner, *search(own, trained))
+            yield Outcome(task, seed, trials, pruner, *search(own, trained))
 
 
 def read(path: Path) -> list[Outcome]:
@@ -185,26 +187,51 @@ def print_table(outcomes: list[Outcome]) -> None:
     print(f"\nThe largest saving of those that are allowed: {max(allowed, key=saved.__getitem__)}")
 
 
-def main() -> None:
-    """Search each task with each seed and pruner, and print the table."""
+def parse(words: Sequence[str] | None) -> tuple[argparse.Namespace, list[Outcome]]:
+    """Return what is asked for, and the results so far."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--results", type=Path, default=Path("pruners.jsonl"))
     parser.add_argument("tasks", nargs="*", help="some of them; all if there is none")
-    given = parser.parse_args()
+    given = parser.parse_args(words)
+    for name in ("seeds", "trials"):
+        if (count := getattr(given, name)) < 1:
+            parser.error(f"--{name} {count}: pass 1 or more")
+    given.tasks = given.tasks or small_tasks.NAMES
+    if unknown := sorted({*given.tasks} - {*small_tasks.NAMES}):
+        parser.error(f"no task is named {unknown[0]}. Known: {', '.join(small_tasks.NAMES)}")
+    try:
+        outcomes = read(given.results)
+    except (TypeError, ValueError):
+        parser.error(f"{given.results} has no results of this version: pass another --results")
+    if others := sorted({one.trials for one in outcomes} - {given.trials}):
+        parser.error(
+            f"{given.results} has searches of {others[0]} trials, not of {given.trials}: pass "
+            f"--trials {others[0]} to continue them, or another --results"
+        )
+    return given, outcomes
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Search each task with each seed and pruner, and print the table.
+
+    Args:
+        words: of the command.
+    """
+    given, outcomes = parse(words)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     gc.freeze()  # each run collects garbage, for which all of the libraries' objects are searched
-    outcomes = read(given.results)
     for seed in range(given.seeds):
-        for task in given.tasks or small_tasks.NAMES:
+        for task in given.tasks:
             known = {one.pruner for one in outcomes if (one.task, one.seed) == (task, seed)}
             for outcome in measure(task, seed, given.trials, known):
                 outcomes.append(outcome)
                 with given.results.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(asdict(outcome)) + "\n")
-    print_table(outcomes)
+    asked = [one for one in outcomes if one.task in given.tasks and one.seed < given.seeds]
+    print_table(asked)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from functools import cache
 from torch import Tensor, nn
 
 import surestep
+from surestep.base.errors import ConfigError
 from surestep.recipes.chars import ALPHABET, encode, source_files
 from surestep.recipes.digits import images
 from surestep.recipes.imbalanced import tumours
@@ -96,7 +97,12 @@ def task(name: str = "digits", width: int = 32, dropout: float = 0.1) -> sureste
         name: digits, convolutions, autoencoder, diabetes, cancer or characters.
         width: of its hidden layer.
         dropout: share of the hidden features that are dropped.
+
+    Raises:
+        ConfigError: there is no task of this name.
     """
+    if name not in NAMES:
+        raise ConfigError(f"task.name={name!r} is none of: {', '.join(NAMES)}.")
     if name == "characters":
         train, val = characters()
         return surestep.Task(Characters(width, dropout), nn.CrossEntropyLoss(), train, val=val)
