@@ -29,7 +29,7 @@ class StudySettings:
     """What all trials of a study have in common.
 
     Attributes:
-        recipe: "name", "path" and "sha256" of the recipe.
+        recipe: "name", "path" and "sha256" of the recipe; "package", if it is a module of one.
         fixed: options of the Config and parameters of the recipe ("task.NAME") that are the same in
             all trials, by full name, as they were typed.
         space: the options that differ.
