@@ -383,9 +383,9 @@ def test_folder_that_is_no_python_name_is_named(package, folder):
 def test_misspelt_module_is_told_its_neighbours_and_its_file(package, folder):
     package(RELATIVE)
     with pytest.raises(
-        RecipeError, match=r"Did you mean 'my\.pkg\.training'\? .* my/pkg/trainin\.py"
+        RecipeError, match=r"Did you mean 'my\.pkg\.training'\? .* my/pkg/trains\.py"
     ):
-        load("my.pkg.trainin")
+        load("my.pkg.trains")
     with pytest.raises(RecipeError, match=r"Or give a file, such as your/pkg/training\.py\."):
         load("your.pkg.training")
 
