@@ -1,5 +1,8 @@
 """The process of a trial that hangs: it ignores SIGTERM and Ctrl-C, and sends no message."""
 
+import json
+import selectors
+import socket
 import stat
 import subprocess
 import time
@@ -7,7 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from surestep.tuning import process
+from surestep.tuning import background, process
+from surestep.tuning.channel import Channel
 from surestep.tuning.process import Limits, StopRequests, TrialProcess
 
 IGNORES = "#!/bin/sh\ntrap '' TERM INT\n: >{ready}\nwhile :; do sleep 600; done\n"
@@ -68,6 +72,34 @@ def test_trial_that_hangs_is_killed_after_a_signal_and_handed_back(hang, reasons
     ended, killed_s = hang(*reasons)
     assert ended.stopped
     assert least <= killed_s <= most
+
+
+def test_connections_that_stay_open_are_waited_for_together(tmp_path, monkeypatch):
+    """A process that outlives its trial can hold the connection of each rank."""
+    waits, limit_wait = [], Channel.limit_wait
+    monkeypatch.setattr(process, "_LAST_MESSAGE_S", 0.2)
+    monkeypatch.setattr(
+        Channel, "limit_wait", lambda self, s: [waits.append(s), limit_wait(self, s)]
+    )
+    made = TrialProcess({}, tmp_path / "log", 3, {}, lambda _: False, stops=None)
+    pairs = [socket.socketpair() for _ in range(made.nproc)]
+    with socket.socket() as listener, selectors.DefaultSelector() as selector:
+        for rank, (ours, theirs) in enumerate(pairs):
+            selector.register(Channel(ours), selectors.EVENT_READ)
+            theirs.sendall(json.dumps({"failed": f"rank {rank}"}).encode() + b"\n")
+        made._close(selector, listener)
+    for ours, theirs in pairs:
+        assert ours.fileno() < 0
+        theirs.close()
+    assert made._failures == ["rank 0", "rank 1", "rank 2"]
+    assert waits[0] > 0.0
+    assert waits[-1] < 0.01
+
+
+def test_waits_after_sigterm_add_up_to_ten_seconds():
+    """A trial is killed, then its last messages are read; a worker in the background ends."""
+    after_kill_s = max(process._LAST_MESSAGE_S, background._ENDS_S)
+    assert process._SAVES_S["SIGTERM"] + after_kill_s <= 10
 
 
 def test_trial_that_hangs_is_killed_after_the_timeout_of_the_search(hang):

@@ -33,7 +33,7 @@ LONGEST_SAVE_S = 60.0  # after any other request to stop
 _AT_ONCE_S = 15.0  # after a second Ctrl-C
 _SILENT_S = 600.0  # without a step: it is reported if no limit ends the trial
 _POLL_S = 0.5  # between two checks of what ends a trial early
-_LAST_MESSAGE_S = 5.0  # for what a trial sent before it ended
+_LAST_MESSAGE_S = 5.0  # for what all ranks of a trial sent before it ended
 _HANDED_BACK = (STOPPED, INTERRUPTED)  # exit codes of a trial that was stopped, and saved
 
 
@@ -310,11 +310,15 @@ class TrialProcess:
             kill_tree(process.pid)
 
     def _close(self, selector: selectors.BaseSelector, listener: socket.socket) -> None:
-        """Read what the process sent last, and close the connections."""
+        """Read what the process sent last, and close the connections.
+
+        A process that outlived the trial can keep those of several ranks open.
+        """
+        end = time.monotonic() + _LAST_MESSAGE_S
         for key in list(selector.get_map().values()):
             if isinstance(key.fileobj, Channel):
-                key.fileobj.limit_wait(_LAST_MESSAGE_S)
                 while key.fileobj.fileno() >= 0:
+                    key.fileobj.limit_wait(max(0.0, end - time.monotonic()))
                     self._receive(key.fileobj, selector)
 
     def _describe(self, code: int) -> Ended:
