@@ -29,7 +29,7 @@ def pruners(monkeypatch):
 
 
 @pytest.fixture
-def refuse(pruners, tmp_path, capsys):
+def reject(pruners, tmp_path, capsys):
     """Return the error of the command."""
 
     def call(*words):
@@ -45,30 +45,30 @@ def refuse(pruners, tmp_path, capsys):
 
 @pytest.mark.parametrize("option", ["--seeds", "--trials"])
 @pytest.mark.parametrize("count", ["0", "-2"])
-def test_no_seeds_or_trials_are_an_error(refuse, option, count):
-    assert f"{option} {count}: pass 1 or more" in refuse(option, count)
+def test_no_seeds_or_trials_are_an_error(reject, option, count):
+    assert f"{option} {count}: pass 1 or more" in reject(option, count)
 
 
-def test_unknown_task_is_an_error_with_the_names(refuse):
-    assert "no task is named mail. Known: digits, convolutions" in refuse("digits", "mail")
+def test_unknown_task_is_an_error_with_the_names(reject):
+    assert "no task is named mail. Known: digits, convolutions" in reject("digits", "mail")
     with pytest.raises(ConfigError, match="'mail' is none of: digits, convolutions"):
         small_tasks.task("mail")
 
 
-def test_results_with_another_number_of_trials_are_an_error(pruners, refuse, tmp_path, capsys):
+def test_results_with_another_number_of_trials_are_an_error(pruners, reject, tmp_path, capsys):
     pruners.main(["--results", str(tmp_path / "results"), "--trials", "3", "--seeds", "1"])
     before = (tmp_path / "results").read_bytes()
     assert "| `none` |" in capsys.readouterr().out
-    error = refuse("--trials", "40", "--seeds", "1")
+    error = reject("--trials", "40", "--seeds", "1")
     assert "has searches of 3 trials, not of 40: pass --trials 3 to continue them" in error
     assert (tmp_path / "results").read_bytes() == before
 
 
-def test_results_of_an_older_version_are_an_error(pruners, refuse, tmp_path):
+def test_results_of_an_older_version_are_an_error(pruners, reject, tmp_path):
     old = asdict(pruners.Outcome("digits", 0, 3, "none", 0.5, 8, 0))
     del old["trials"]
     (tmp_path / "results").write_text(json.dumps(old) + "\n")
-    assert "has no results of this version: pass another --results" in refuse()
+    assert "has no results of this version: pass another --results" in reject()
 
 
 def test_table_has_only_the_tasks_and_seeds_that_were_asked_for(pruners, tmp_path, capsys):
