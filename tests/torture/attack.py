@@ -7,12 +7,20 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 if TYPE_CHECKING:
     from tests.mirror.servers import S3Server
     from tests.postgres import PostgreSQL
     from tests.tracking.mlflow_server import Server
+
+
+Act = Callable[[], object]
+NO_EFFECT = "the attack had no effect"
+NOTICED_S = 120.0  # the longest wait until a run notices an outage
 
 
 @dataclass
@@ -43,6 +51,45 @@ class Effect:
             self.wrong + other.wrong,
             self.times + other.times,
         )
+
+
+class Outage:
+    """An outage of a service, which lasts until a run notices it.
+
+    Drivers repeat requests: a shorter one would only test them.
+
+    Args:
+        patch: notes the calls of `follower._fail`.
+        follower: class of what sends the run's files or events; its `_fail` handles a failure.
+        begin: breaks the service.
+        end: mends it.
+
+    Attributes:
+        wrong: that the run noticed nothing.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch, follower: type, begin: Act, end: Act) -> None:
+        self._begin, self._end = begin, end
+        self._noticed = Event()
+        self.wrong = [f"{NO_EFFECT}: it did not begin"]
+        fail = vars(follower)["_fail"]
+
+        def note(sender: Any, error: Exception) -> Any:
+            self._noticed.set()
+            return fail(sender, error)
+
+        patch.setattr(follower, "_fail", note)
+
+    def begin(self) -> None:
+        """Break the service."""
+        self._noticed.clear()
+        self._begin()
+
+    def end(self) -> None:
+        """Mend the service once the run has noticed the outage."""
+        is_noticed = self._noticed.wait(NOTICED_S)
+        self.wrong = [] if is_noticed else [f"{NO_EFFECT}: the run noticed no failure"]
+        self._end()
 
 
 class Hosts:

@@ -16,12 +16,12 @@ import pytest
 
 import surestep
 from surestep.base.errors import Preempted
-from surestep.mirror import owner, push, uploader
+from surestep.mirror import owner, progress, push, uploader
 from tests.mirror.runs import STEPS, StopAt, check_mirror, last_weights, names, train
 from tests.mirror.servers import BUCKET, Proxy, s3_environment
 from tests.mirror.ssh_server import SSHServer
 from tests.mirror.test_s3 import START, create_bucket, impatient
-from tests.torture.attack import Attack, Effect, Hosts
+from tests.torture.attack import NO_EFFECT, Act, Attack, Effect, Hosts, Outage
 from tests.torture.host_trackers import compare_points
 from tests.tracking.proxy import proxy_of
 from tests.tuning.kills import RECIPE
@@ -35,7 +35,6 @@ OPTIONS = (
     *("--max-steps", "120", "--checkpoint.every", "10 steps", "--validation.every", "30 steps"),
     *("--logging.every", "5 steps", "--logging.progress", "quiet"),
 )
-Act = Callable[[], object]
 
 
 @cache
@@ -49,13 +48,13 @@ def interrupt(folder: Path, address: str, begin: Act, end: Act, choose: random.R
     """Train during an outage of the mirror, lose the machine, and resume from the mirror."""
     begin_at, end_at = choose.randint(1, 4), choose.randint(5, STOP_AT)
 
-    class Outage(surestep.Callback):
+    class Interrupt(surestep.Callback):
         def on_step(self, state: surestep.State, result: object) -> None:
             if state.progress.step == begin_at:
-                begin()
+                outage.begin()
             time.sleep(0.1)
             if state.progress.step == end_at:
-                end()
+                outage.end()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -63,19 +62,22 @@ def interrupt(folder: Path, address: str, begin: Act, end: Act, choose: random.R
         for module, name, seconds in (
             (uploader, "INTERVAL_S", 0.01),
             (uploader, "LONGEST_PAUSE_S", 0.2),
+            (progress, "LONGEST_S", 5.0),
             (push, "RECORDS_S", 0.1),
             (owner, "POLL_S", 0.01),
             (owner, "STALE_S", 0.2),
         ):
             patch.setattr(module, name, seconds)
+        outage = Outage(patch, uploader.Uploader, begin, end)
         with suppress(Preempted):
-            train(address, callbacks=[Outage(), StopAt(STOP_AT)], **QUIET)
+            train(address, callbacks=[Interrupt(), StopAt(STOP_AT)], **QUIET)
         (run,) = Path("runs").iterdir()
         lost = set(names(run)) - set(check_mirror(address))
         shutil.rmtree("runs")
         resumed = train(address, seed=3, **QUIET)  # other initial weights
         steps = [event["step"] for event in resumed.events() if event["event"] == "resume"]
-        wrong = [] if steps == [STOP_AT] else [f"resumed from {steps}, not from {STOP_AT}"]
+        wrong = outage.wrong
+        wrong += [] if steps == [STOP_AT] else [f"resumed from {steps}, not from {STOP_AT}"]
         if last_weights(resumed) != plain_weights():
             wrong.append("the weights differ from those of a run without a mirror")
         return Effect(lost=len(lost), wrong=wrong)
@@ -172,14 +174,17 @@ def kill_processes(
             words = [address, *more]
         else:
             words = [str(run), "--checkpoint.mirror", address, *more]
+        pattern = f"{'runs/*' if loses_folder else 'run'}/checkpoints/step-*"
         for _ in range(KILLS):
+            before = {*Path().glob(pattern)}
             process = train_process(*words, step_s=0.03)
-            pattern = f"{'runs/*' if loses_folder else 'run'}/checkpoints/step-*"
-            while not any(Path().glob(pattern)) and process.poll() is None:
+            while not {*Path().glob(pattern)} - before and process.poll() is None:
                 time.sleep(0.05)
-            time.sleep(choose.uniform(0.0, 2.0))
+            time.sleep(choose.uniform(0.0, 1.0))
             process.send_signal(signal.SIGKILL)
             process.communicate()
+            if process.returncode != -signal.SIGKILL:
+                wrong.append(f"{NO_EFFECT}: a process ended before the kill")
             if loses_folder:
                 shutil.rmtree("runs", ignore_errors=True)
         wrong += finish(train_process(*words))

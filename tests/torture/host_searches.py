@@ -2,11 +2,12 @@
 
 import json
 import random
-import time
+import subprocess
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
-from tests.torture.attack import Attack, Effect, Hosts
+from tests.torture.attack import NO_EFFECT, NOTICED_S, Attack, Effect, Hosts
 from tests.tuning.kills import STEP_S, Search, kill_search, results
 from tests.tuning.kills_recipe import HANGS
 
@@ -59,7 +60,7 @@ def hang_trials(hosts: Hosts, folder: Path, choose: random.Random) -> Effect:
 
 
 def stop_database(hosts: Hosts, folder: Path, choose: random.Random) -> Effect:
-    """Stop PostgreSQL during a search, and start it; the same command continues if it ended."""
+    """Stop PostgreSQL until the search ends, and start it; the same command continues."""
     plain = Search(search_folder(folder, "plain"), TRIALS)
     more = ("--storage", hosts.postgres.create_database())
     search = Search(search_folder(folder, "stopped"), TRIALS, STEP_S, more=more)
@@ -69,17 +70,17 @@ def stop_database(hosts: Hosts, folder: Path, choose: random.Random) -> Effect:
         search.wait_for_training()
         hosts.postgres.kill()
         try:
-            time.sleep(choose.uniform(2.0, 8.0))
+            with suppress(subprocess.TimeoutExpired):
+                search.finish(NOTICED_S)  # it repeats each request for 15 s
         finally:
             hosts.postgres.restart()
-        for _ in range(3):  # a command may end during the outage; the next one continues
-            if (code := search.finish()) == 0:
-                break
-        codes.append(code)
+        codes.append(search.finish())
     finally:
         plain.close()
         search.close()
     effect = count_trials(search.study)
+    if "database of the study does not answer" not in search.log.read_text():
+        effect.wrong.append(f"{NO_EFFECT}: the search reported no failure")
     if codes != [0, 0]:
         effect.wrong.append(f"exit codes {codes}")
     if results(search.study) != results(plain.study):

@@ -4,6 +4,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ from torch import nn
 
 import surestep
 from surestep.tracking import follower
-from tests.torture.attack import Attack, Effect, Hosts
+from tests.torture.attack import NO_EFFECT, Act, Attack, Effect, Hosts, Outage
 from tests.tracking.proxy import Proxy, proxy_of
 from tests.tracking.test_delivery import expected_points
 from tests.tracking.test_mlflow import losses, only_run
 
 STEPS = 90
 OUTAGE_S = 60.0  # longer than LONGEST_PAUSE_S, the longest pause between two attempts
+STEP_S = 0.03
 QUICK = {"INTERVAL_S": 0.05, "LONGEST_PAUSE_S": 0.5}
 Step = Callable[[int], None]  # called after each step
 
@@ -59,70 +61,86 @@ def track(hosts: Hosts, folder: Path, on_step: Step, url: str, **pauses: float) 
     return compare_points(hosts.mlflow.url, folder / "run")
 
 
-def through_proxy(act: Callable[[Proxy, int, random.Random], None]) -> Attack:
-    """Return an attack by a proxy before the server."""
+def interrupt(
+    hosts: Hosts,
+    folder: Path,
+    begin: Act,
+    end: Act,
+    url: str,
+    steps: tuple[int, int],
+    step_s: float = STEP_S,
+    **pauses: float,
+) -> Effect:
+    """Train during an outage of the tracker that begins and ends after these steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        outage = Outage(patch, follower.Follower, begin, end)
+
+        def on_step(step: int) -> None:
+            time.sleep(step_s)
+            if step == steps[0]:
+                outage.begin()
+            if step == steps[1]:
+                outage.end()
+
+        effect = track(hosts, folder, on_step, url, **pauses)
+    effect.wrong += outage.wrong
+    return effect
+
+
+def through_proxy(act: Callable[[Proxy, random.Random], None]) -> Attack:
+    """Return an attack by a proxy before the server, after each fifth step."""
 
     def made(hosts: Hosts, folder: Path, choose: random.Random) -> Effect:
         with proxy_of(hosts.mlflow.url) as proxy:
 
             def on_step(step: int) -> None:
-                time.sleep(0.03)
-                act(proxy, step, choose)
+                time.sleep(STEP_S)
+                if step % 5 == 0:
+                    act(proxy, choose)
 
-            return track(hosts, folder, on_step, proxy.url, **QUICK)
+            effect = track(hosts, folder, on_step, proxy.url, **QUICK)
+        effect.wrong += [] if proxy.disturbed else [f"{NO_EFFECT}: no request was disturbed"]
+        return effect
+
+    return made
+
+
+def outage_of_proxy(attribute: str) -> Attack:
+    """Return an attack that sets an attribute of a proxy before the server for half of the run."""
+
+    def made(hosts: Hosts, folder: Path, choose: random.Random) -> Effect:
+        with proxy_of(hosts.mlflow.url) as proxy:
+            begin, end = (partial(setattr, proxy, attribute, value) for value in (True, False))
+            half = (STEPS // 4, 3 * STEPS // 4)
+            return interrupt(hosts, folder, begin, end, proxy.url, half, **QUICK)
 
     return made
 
 
 def kill_server(hosts: Hosts, folder: Path, choose: random.Random) -> Effect:
     """Kill the server in the first third of a run, and start it in the last."""
-    kill_at, start_at = choose.randint(2, STEPS // 3), choose.randint(2 * STEPS // 3, STEPS)
-
-    def on_step(step: int) -> None:
-        time.sleep(0.03)
-        if step == kill_at:
-            hosts.mlflow.kill()
-        if step == start_at:
-            hosts.mlflow.start()
-
-    return track(hosts, folder, on_step, hosts.mlflow.url, **QUICK)
+    server = hosts.mlflow
+    steps = choose.randint(2, STEPS // 3), choose.randint(2 * STEPS // 3, STEPS)
+    return interrupt(hosts, folder, server.kill, server.start, server.url, steps, **QUICK)
 
 
 def kill_for_a_minute(hosts: Hosts, folder: Path, choose: random.Random) -> Effect:
     """Kill the server for a minute of a run, with the pauses that a run has."""
-    kill_at = choose.randint(10, 20)
-    step_s = OUTAGE_S / (STEPS - 2 * kill_at)
-
-    def on_step(step: int) -> None:
-        time.sleep(step_s)
-        if step == kill_at:
-            hosts.mlflow.kill()
-        if step == STEPS - kill_at:
-            hosts.mlflow.start()
-
-    return track(hosts, folder, on_step, hosts.mlflow.url)
+    server, kill_at = hosts.mlflow, choose.randint(10, 20)
+    steps, step_s = (kill_at, STEPS - kill_at), OUTAGE_S / (STEPS - 2 * kill_at)
+    return interrupt(hosts, folder, server.kill, server.start, server.url, steps, step_s)
 
 
-def lose_answers(proxy: Proxy, step: int, choose: random.Random) -> None:
+def lose_answers(proxy: Proxy, choose: random.Random) -> None:
     """Lose the answer of a kind of request that the run makes."""
     kinds = sorted({kind for kind in proxy.requests if not kind.startswith("GET")})
-    if kinds and step % 5 == 0:
+    if kinds:
         proxy.lost.append(choose.choice(kinds))
 
 
-def slow_down(proxy: Proxy, step: int, choose: random.Random) -> None:
+def slow_down(proxy: Proxy, choose: random.Random) -> None:
     """Delay each answer by up to half a second."""
     proxy.delay_s = choose.uniform(0.1, 0.5)
-
-
-def hang(proxy: Proxy, step: int, choose: random.Random) -> None:
-    """Answer nothing during half of the run."""
-    proxy.is_hanging = STEPS // 4 < step < 3 * STEPS // 4
-
-
-def be_unavailable(proxy: Proxy, step: int, choose: random.Random) -> None:
-    """Answer 503 during half of the run."""
-    proxy.is_unavailable = STEPS // 4 < step < 3 * STEPS // 4
 
 
 ATTACKS: dict[str, Attack] = {
@@ -130,6 +148,6 @@ ATTACKS: dict[str, Attack] = {
     "MLflow server killed for 60 s": kill_for_a_minute,
     "MLflow server slow": through_proxy(slow_down),
     "MLflow answers lost": through_proxy(lose_answers),
-    "MLflow server hangs": through_proxy(hang),
-    "MLflow answers 503": through_proxy(be_unavailable),
+    "MLflow server hangs": outage_of_proxy("is_hanging"),
+    "MLflow answers 503": outage_of_proxy("is_unavailable"),
 }

@@ -1,8 +1,13 @@
 """The table and the flags of `python -m tests.torture.hosts`."""
 
+import random
+from contextlib import ExitStack
+
 import pytest
 
-from tests.torture.attack import Effect
+from tests.needs import needs
+from tests.torture import attack
+from tests.torture.attack import Effect, Hosts, Outage
 from tests.torture.hosts import main
 
 SEEDS = []
@@ -81,3 +86,35 @@ def test_no_rounds_are_an_error(capsys, rounds):
     with pytest.raises(SystemExit):
         main(["--rounds", rounds], ATTACKS)
     assert f"--rounds {rounds}: pass 1 or more" in capsys.readouterr().err
+
+
+class Sender:
+    def _fail(self, error):
+        return "failed"
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_outage_that_no_run_notices_is_wrong(monkeypatch, fails):
+    monkeypatch.setattr(attack, "NOTICED_S", 0.0)
+    done = []
+    outage = Outage(monkeypatch, Sender, lambda: done.append("begun"), lambda: done.append("ended"))
+    assert outage.wrong == ["the attack had no effect: it did not begin"]
+    Sender()._fail(OSError())  # before the outage
+    outage.begin()
+    if fails:
+        assert Sender()._fail(OSError()) == "failed"
+    outage.end()
+    expected = [] if fails else ["the attack had no effect: the run noticed no failure"]
+    assert (outage.wrong, done) == (expected, ["begun", "ended"])
+
+
+@pytest.mark.slow("starts an S3 server")
+def test_mirror_that_is_never_away_is_wrong(monkeypatch, tmp_path):
+    needs("s3fs")
+    needs("moto")
+    from tests.torture.host_mirrors import through_proxy
+
+    monkeypatch.setattr(attack, "NOTICED_S", 0.0)
+    with ExitStack() as stack:
+        effect = through_proxy(id)(Hosts(stack), tmp_path, random.Random(0))
+    assert effect == Effect(wrong=["the attack had no effect: the run noticed no failure"])

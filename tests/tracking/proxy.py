@@ -23,6 +23,7 @@ class Proxy:
         delay_s: before each answer.
         is_hanging: requests are read, and get no answer until this is False.
         is_unavailable: each answer is a 503, and no request is passed on.
+        disturbed: how many requests were delayed, rejected, or got no answer.
         requests: the kind of each request, such as "POST /api/2.0/mlflow/runs/create".
     """
 
@@ -32,6 +33,7 @@ class Proxy:
         self.delay_s = 0.0
         self.is_hanging = False
         self.is_unavailable = False
+        self.disturbed = 0
         self.requests: list[str] = []
 
 
@@ -48,6 +50,7 @@ def proxy_of(url: str) -> Iterator[Proxy]:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             kind = f"{self.command} {_NUMBERS.sub('*', urlsplit(self.path).path)}"
             proxy.requests.append(kind)
+            proxy.disturbed += bool(proxy.is_hanging or proxy.delay_s or proxy.is_unavailable)
             while proxy.is_hanging and not ended.is_set():
                 time.sleep(0.05)
             time.sleep(proxy.delay_s)
@@ -68,6 +71,7 @@ def proxy_of(url: str) -> Iterator[Proxy]:
                 server.close()
             if kind in proxy.lost:
                 proxy.lost.remove(kind)
+                proxy.disturbed += 1
                 self.close_connection = True
                 return
             self.send_response(answer.status)

@@ -72,7 +72,8 @@ class Search:
             *("--space", str(folder / "space.toml"), "--study", str(self.study), *FIXED),
             *more,
         ]
-        self._log = (folder / "log").open("ab")
+        self.log = folder / "log"
+        self._log = self.log.open("ab")
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
