@@ -4,9 +4,9 @@
 
 Each attack trains against real servers on loopback and compares what arrived with what the run
 recorded. The table has a row for each attack: how often it was made, which points, checkpoints or
-trials were lost or doubled, and what else was wrong. The exit code is 1 if any attack failed.
-Without a time limit, each attack is made once: about 5 minutes, and 12 on a busy machine. With
-`--minutes`, rounds begin until the time is over.
+trials were lost or doubled, and what else was wrong. An attack without an effect fails. The exit
+code is 1 if any attack failed. Without a time limit, each attack is made once: about 10 minutes.
+With `--minutes`, rounds begin until the time is over.
 """
 
 import argparse
