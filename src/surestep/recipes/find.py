@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,15 +88,25 @@ class RecipeFile:
     path: Path
     is_module: bool = False
 
-    @property
+    @cached_property
     def package(self) -> str:
         """The package to import it from, such as "my.pkg"; "" if by its own name.
 
         A path is ambiguous: a folder of scripts that import each other by name may have an
         __init__.py. So a file that was typed as a path is in a package if it has relative imports.
+
+        Raises:
+            RecipeError: it has relative imports, and its folder is not a package.
         """
-        is_inside = self.is_module or _has_relative_imports(self.path)
-        return ".".join(_package_of(self.path)) if is_inside else ""
+        package = _package_of(self.path)
+        if self.is_module:
+            return ".".join(package)
+        nodes = () if self._tree is None else ast.walk(self._tree)
+        if not any(isinstance(node, ast.ImportFrom) and node.level for node in nodes):
+            return ""
+        if not package:
+            raise _relative_imports_error(self.path)
+        return ".".join(package)
 
     @property
     def root(self) -> Path:
@@ -107,24 +118,28 @@ class RecipeFile:
         """Whether it is one of surestep's own."""
         return self.name in BUILT_IN and self.path.parent == SHIPPED
 
+    @cached_property
+    def _tree(self) -> ast.Module | None:
+        """The source; None if it cannot be parsed: loading it says what is wrong."""
+        try:
+            return ast.parse(self.path.read_bytes())
+        except (OSError, SyntaxError, ValueError):
+            return None
+
     def check_task(self) -> None:
         """Reject a file that cannot bind a function to `task`, such as a script that trains.
 
         Raises:
             RecipeError: its source binds nothing to `task`, or only a Task.
         """
-        try:
-            tree = ast.parse(self.path.read_bytes())
-        except (OSError, SyntaxError, ValueError):  # loading it says what is wrong
-            return
-        if not any(map(_may_bind_task, _list_module_nodes(tree))):
+        tree = self._tree
+        if tree is not None and not any(map(_may_bind_task, _list_module_nodes(tree))):
             raise RecipeError(NO_TASK.format(path=self.path))
 
     def outline(self) -> Outline:
         """Read what the source shows; a file that cannot be parsed shows nothing."""
-        try:
-            tree = ast.parse(self.path.read_bytes())
-        except (OSError, SyntaxError, ValueError):  # loading it says what is wrong
+        tree = self._tree
+        if tree is None:
             return Outline(self.name)
         function, config = _bound(tree, "task"), _bound(tree, "config")
         assigned = isinstance(config, ast.Assign | ast.AnnAssign) and config.value
@@ -215,31 +230,19 @@ def _package_of(path: Path) -> list[str]:
     return names
 
 
-def _has_relative_imports(path: Path) -> bool:
-    """Return whether a file has relative imports.
-
-    Raises:
-        RecipeError: it has, and is not in a package.
-    """
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):  # loading it says what is wrong
-        return False
-    if not any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(tree)):
-        return False
-    if not _package_of(path):
-        folder = path.parent
-        mend = f"Add an empty file {folder / '__init__.py'}"
-        if not folder.name.isidentifier():
-            mend = f"{folder.name!r} is not a Python name. Rename the folder, for example to "
-            mend += _as_identifier(folder.name)
-            if not (folder / "__init__.py").is_file():
-                mend += ", and add an empty __init__.py"
-        raise RecipeError(
-            f"{path.name} has relative imports, and its folder is not a package. {mend}, or import "
-            "without the dot: the folder is on the path."
-        )
-    return True
+def _relative_imports_error(path: Path) -> RecipeError:
+    """Return the error for a file that has relative imports, and is not in a package."""
+    folder = path.parent
+    mend = f"Add an empty file {folder / '__init__.py'}"
+    if not folder.name.isidentifier():
+        mend = f"{folder.name!r} is not a Python name. Rename the folder, for example to "
+        mend += _as_identifier(folder.name)
+        if not (folder / "__init__.py").is_file():
+            mend += ", and add an empty __init__.py"
+    return RecipeError(
+        f"{path.name} has relative imports, and its folder is not a package. {mend}, or import "
+        "without the dot: the folder is on the path."
+    )
 
 
 def _check_package(folder: Path) -> None:

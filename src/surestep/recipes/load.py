@@ -266,32 +266,21 @@ def load_file(found: RecipeFile) -> Recipe:
     for folder in (found.root,) if package else (found.root, path.parent):
         if str(folder) not in sys.path:
             sys.path.insert(0, str(folder))
-    if package:
-        _import_package(package, path)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
     try:
+        if package:
+            importlib.import_module(package)
+        sys.modules[name] = module
         spec.loader.exec_module(module)
-    except SurestepError:
-        del sys.modules[name]
-        raise
     except Exception as error:
-        del sys.modules[name]
+        sys.modules.pop(name, None)
+        if isinstance(error, SurestepError):
+            raise
         raise RecipeError(_describe(path, error)) from error
     return Recipe(found.name, path, module, package)
-
-
-def _import_package(package: str, path: Path) -> None:
-    """Import the package that a recipe is in."""
-    try:
-        importlib.import_module(package)
-    except SurestepError:
-        raise
-    except Exception as error:
-        raise RecipeError(_describe(path, error)) from error
 
 
 def _describe(path: Path, error: BaseException) -> str:

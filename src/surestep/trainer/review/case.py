@@ -1,4 +1,4 @@
-"""What is known of a run of Trainer: `review(case)` of a module beside this one takes a `Case`."""
+"""What is known of a run of Trainer: `find(case)` of a module in `of_run` takes a `Case`."""
 
 import math
 from collections import deque

@@ -1,4 +1,4 @@
-"""What is known of the data of a run, before it trains: `inspect(data)` takes a `DataCase`.
+"""What is known of the data of a run before it trains: modules in `of_data` take a `DataCase`.
 
 Some samples of each split are read, spread over it, until a time limit. Each is read under the seed
 of its position and with the generators of the program restored, as the run itself reads it, so that
