@@ -130,7 +130,7 @@ def state_of(session: Any) -> dict[str, Tensor]:
     kept = {
         name: tensor for name, tensor in snapshot(session).items() if tensor.layout is torch.strided
     }
-    loss = session.loop.parts.loss.module
+    loss = session.loop.context.loss.module
     for root, module in (("model", session.model), ("loss", loss)):
         for name, buffer in module.named_buffers():
             kept[f"{root}: {name}"] = buffer.to_dense().clone()

@@ -157,9 +157,9 @@ def test_only_what_a_forward_changes_is_copied(folder):
     for kind, expected in names.items():
         with session_of(task_of(kind), folder(), **OPTIONS) as session:
             next(session.steps())
-            parts = session.loop.parts
-            assert [name for name, *_ in parts.writes] == expected
-            assert len(parts.buffers.slots) == len(expected)
+            context = session.loop.context
+            assert [name for name, *_ in context.writes] == expected
+            assert len(context.buffers.slots) == len(expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)

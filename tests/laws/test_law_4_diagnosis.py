@@ -43,7 +43,7 @@ def check_untouched(folder: Folder) -> None:
         before = snapshot(session)
         grads = {n: None if p.grad is None else p.grad.clone() for n, p in named(session)}
         generators = torch.get_rng_state(), np.random.get_state()[1], random.getstate()
-        found = diagnose(session.loop.parts, batch, index=None)
+        found = diagnose(session.loop.context, batch, index=None)
         assert found.reproduced
         assert_same(before, snapshot(session))
         assert not any(module.training for module in session.model.modules())

@@ -85,7 +85,7 @@ def saved_weights(folder: Path) -> dict[str, Tensor]:
 
 def shown_by_engine(session: Session) -> dict[str, Any]:
     """Return the stage of the engine, and the sizes of optimizer state and parameters here."""
-    engine, loop = session.loop.parts.strategy.engine, session.loop
+    engine, loop = session.loop.context.strategy.engine, session.loop
     slots = [max(map(_numel, each.values())) for each in session.optimizer.state.values()]
     pieces = [getattr(each, "ds_tensor", each) for each in session.model.parameters()]
     return {

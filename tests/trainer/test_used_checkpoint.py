@@ -119,7 +119,7 @@ def test_open_run_is_bitwise_the_same_after_a_checkpoint_was_used(tmp_path):
     run, _ = trained(tmp_path)
     with surestep.prepare(a_task(), a_config(epochs=4), run=tmp_path) as session:
         next(iter(session.steps()))
-        loss = session.loop.parts.loss.module
+        loss = session.loop.context.loss.module
         model = session.model
         for mode in (True, False):
             model.train(mode)

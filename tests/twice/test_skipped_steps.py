@@ -177,7 +177,7 @@ def test_skipped_steps_leave_the_buffers_of_a_loss_as_they_were() -> None:
     session = train(task, config)
 
     assert_same(weights(plain_net), weights(ours_net))
-    assert_same(loss_fn.scale, session.loop.parts.loss.module.scale)
+    assert_same(loss_fn.scale, session.loop.context.loss.module.scale)
 
 
 def test_gradients_that_are_not_finite_at_a_finite_loss_skip_the_step() -> None:
@@ -372,7 +372,7 @@ def test_search_for_the_bad_samples_changes_nothing() -> None:
         if not searches:
             session.loop.blame = None
         losses = [float(result.loss) for result in session.steps()]
-        scale = session.loop.parts.loss.module.scale
+        scale = session.loop.context.loss.module.scale
         runs.append([losses, weights(model), session.state.average.tensors, scale])
 
     assert session.state.counts.nonfinite == 4

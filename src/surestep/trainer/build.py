@@ -107,30 +107,30 @@ def build(
                 model, loader, task, autocast(plan), fresh=fresh, judged_by=monitor, skips=skips
             )
     settings.enter_context(compile_model(model, plan, in_blocks=strategy.gathers_blocks))
-    parts, groups = _make_step_context(plan, task, model, loss, settings, world)
-    trained = trained_modules(parts.train_modes, model, plan, groups)
+    context, groups = _make_step_context(plan, task, model, loss, settings, world)
+    trained = trained_modules(context.train_modes, model, plan, groups)
     _check_batch_norm(planned, model, trained, first.narrow_norms, loader)
-    state = parts.state
+    state = context.state
     state.built = initial_values(model)
     if plan.checkpoint_weights == "trained":
         note_base(state)
     state.callback_states = stateful_callbacks(callbacks) | _states_of_data(loader, state, plan)
     state.callback_states |= state_of_loss(loss) | _states_of_options(state)
-    found = _find_generators(planned, parts)
-    parts.transform = loader.transform
-    leaves = _watch_leaves(planned, parts, settings)
+    found = _find_generators(planned, context)
+    context.transform = loader.transform
+    leaves = _watch_leaves(planned, context, settings)
     settings.callback(set_modes, modes)
-    loop = Loop(parts, loader, plan, list(callbacks), signature=first.signature)
+    loop = Loop(context, loader, plan, list(callbacks), signature=first.signature)
     loop.on_log += check_requires_grad(state), leaves.repeat
     restore_writes(first.writes, loop)
     if world.size > 1 and task.step is None and strategy.allows_warm_up:
-        warm_up_ddp(parts, loader, plan)
-    loop.after_first.append(partial(seed_late_generators, found, parts.randomness.generators))
+        warm_up_ddp(context, loader, plan)
+    loop.after_first.append(partial(seed_late_generators, found, context.randomness.generators))
     if world.size > 1 and (every := plan.parallel_replica_check_every) is not None:
-        loop.check_replicas = make_replica_check(world, parts.state, plan, every)
+        loop.check_replicas = make_replica_check(world, context.state, plan, every)
     if compiles:
         loop.notices.append(recompile_counter())
-    state.unfreezing = make_unfreeze_schedule(model, plan, groups, parts.train_modes)
+    state.unfreezing = make_unfreeze_schedule(model, plan, groups, context.train_modes)
     return loop
 
 
@@ -165,24 +165,24 @@ def _states_of_options(state: State) -> dict[str, Stateful]:
 
 
 def _watch_leaves(
-    planned: PreparedTask, parts: StepContext, settings: ExitStack
+    planned: PreparedTask, context: StepContext, settings: ExitStack
 ) -> UnheldLeafCheck:
     """Check the tensors that get a gradient, until the session closes."""
     task = planned.task
     codes = code_of_losses(planned.loss) | {"step": task.step, "inputs": task.inputs}
-    leaves = parts.strategy.list_leaves(parts.state.model)
-    parts.leaves = UnheldLeafCheck(parts.state, codes, leaves)
-    settings.callback(parts.leaves.close)
-    return parts.leaves
+    leaves = context.strategy.list_leaves(context.state.model)
+    context.leaves = UnheldLeafCheck(context.state, codes, leaves)
+    settings.callback(context.leaves.close)
+    return context.leaves
 
 
-def _find_generators(planned: PreparedTask, parts: StepContext) -> OwnGenerators:
+def _find_generators(planned: PreparedTask, context: StepContext) -> OwnGenerators:
     """Find the generators that the code of a step owns, and seed them for each micro-batch."""
-    model = parts.state.model
-    of_task = {"step": planned.task.step, "optimizer": parts.state.optimizers}
+    model = context.state.model
+    of_task = {"step": planned.task.step, "optimizer": context.state.optimizers}
     found = own_generators(model, code_of_losses(planned.loss) | of_task)
     check_own_generators(found, model, planned.plan.activation_checkpointing)
-    parts.randomness.generators += found.found
+    context.randomness.generators += found.found
     return found
 
 
@@ -225,7 +225,7 @@ def _make_step_context(
     # Only the usual update, in one process, can be computed again if something draws late.
     can_recompute = world.size == 1 and task.step is None and plan.guard != "line_search"
     generators = GlobalGenerators(can_recompute=can_recompute)
-    parts = StepContext(
+    context = StepContext(
         state=state,
         loss=loss,
         strategy=first.strategy,
@@ -242,10 +242,10 @@ def _make_step_context(
             "a different optim.name."
         )
     if task.step is not None:
-        parts.custom_update = partial(manual_update, task.step, handles)
+        context.custom_update = partial(manual_update, task.step, handles)
     elif plan.guard == "line_search":
-        parts.custom_update = lbfgs_update
-    return parts, groups
+        context.custom_update = lbfgs_update
+    return context, groups
 
 
 def _optimizer_handle(

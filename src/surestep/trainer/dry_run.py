@@ -111,7 +111,7 @@ def _check_load(session: Session) -> None:
     before = {name: value.clone() for name, value in tensors.items()}
     for value in tensors.values():
         value.zero_()
-    session.run.choose("last").load_state(session.state, session.loop.parts.train_modes)
+    session.run.choose("last").load_state(session.state, session.loop.context.train_modes)
     loaded = session.model.state_dict()
     changed = [name for name in before if not torch.equal(loaded[name], before[name])]
     if changed:

@@ -96,15 +96,18 @@ class Evaluator:
 
     def check_val_sets(self) -> None:
         """Raise a DataError if a validation set has no targets, or a NaN in memory."""
-        model, parts = self.loop.state.model, self.loop.parts
-        if parts.loss.kind in ("none", "in training"):
+        model, context = self.loop.state.model, self.loop.context
+        if context.loss.kind in ("none", "in training"):
             return
-        forward = forward_of(model, parts.autocast)
+        forward = forward_of(model, context.autocast)
         for name in self.task.val_sets():
             loader = self.loaders[name]
             check_targets(loader)
-            with preserve_weights(model), inference(model, loader, parts.loss, writes=parts.writes):
-                check_in_memory(name, loader, parts.loss, forward)
+            with (
+                preserve_weights(model),
+                inference(model, loader, context.loss, writes=context.writes),
+            ):
+                check_in_memory(name, loader, context.loss, forward)
 
     def evaluate_all(self, split: str, warn: Warn) -> tuple[dict[str, Value], int]:
         """Return the metrics of all of a split, and how many samples of it were measured.
@@ -114,7 +117,7 @@ class Evaluator:
         limited = self.loaders[split]
         if limited.layout.limit is None:
             return self.evaluate(split, warn), limited.measured
-        data, loss = data_splits(self.task)[split], self.loop.parts.loss
+        data, loss = data_splits(self.task)[split], self.loop.context.loss
         plan = self.plan.replace(limit_val_batches=None)
         full = make_loader(data, split, task=self.task, loss=loss, plan=plan)
         full.leave, full.retry = limited.leave, limited.retry
@@ -130,19 +133,19 @@ class Evaluator:
         self.sync_buffers()
         names, loop = list(self.task.val_sets()) if split is None else [split], self.loop
         loaders = {name: self.loaders[name] for name in names}
-        parts = loop.state.model, loop.parts.loss, self.task.metrics
+        parts = loop.state.model, loop.context.loss, self.task.metrics
         self._generators = self._generators or generators_of(*parts)
         try:
             return evaluate_parts(
                 loop.state.model,
                 loaders,
-                loop.parts.loss,
+                loop.context.loss,
                 self.task.metrics,
                 generators=self._generators,
-                autocast=loop.parts.autocast,
+                autocast=loop.context.autocast,
                 world=loop.world,
                 warn=warn,
-                writes=loop.parts.writes,
+                writes=loop.context.writes,
             )
         except (RuntimeError, MemoryError) as error:
             if loop.out_of_memory is None or not ran_out(error):
@@ -153,16 +156,16 @@ class Evaluator:
     def predict(self, split: str, mc_dropout: int | None) -> Predictions:
         """Predict each sample of a split."""
         self.sync_buffers()
-        loader, parts = _predict_loader(self.task, self.plan, split), self.loop.parts
+        loader, context = _predict_loader(self.task, self.plan, split), self.loop.context
         try:
             model = self.loop.state.model
             return predict(
                 model,
                 loader,
-                parts.loss,
-                autocast=parts.autocast,
+                context.loss,
+                autocast=context.autocast,
                 passes=mc_dropout,
-                writes=parts.writes,
+                writes=context.writes,
             )
         finally:
             loader.close()
@@ -190,7 +193,7 @@ class Evaluator:
         Weights that DeepSpeed holds outside of the model are copied to the host meanwhile.
         """
         self._check_ranks()
-        state, parts = self.loop.state, self.loop.parts
+        state, context = self.loop.state, self.loop.context
         model, keeper = state.model, state.keeper
         if state.average is not None:
             state.average.take_in()
@@ -199,8 +202,8 @@ class Evaluator:
             apart = {name: w.local.to("cpu", copy=True) for name, w in keeper.weights()}
         chosen = choose_checkpoint(self.loop.world, run, which)
         try:
-            with preserve_buffers(model, own_module(parts.loss)):
-                chosen.load_state(state, parts.train_modes, keeper if apart else None)
+            with preserve_buffers(model, own_module(context.loss)):
+                chosen.load_state(state, context.train_modes, keeper if apart else None)
                 yield chosen.saved
         finally:
             own = {
@@ -218,7 +221,7 @@ class Evaluator:
         average, progress = self.loop.state.average, self.loop.state.progress
         if average is None or not average.n_updates(progress.step):
             return None
-        recompute_statistics(average, self.loop.parts, self.task, self.plan)
+        recompute_statistics(average, self.loop.context, self.task, self.plan)
         return average
 
     def close(self) -> None:

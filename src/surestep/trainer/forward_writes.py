@@ -21,25 +21,25 @@ def restore_writes(writes: ForwardWrites, loop: Loop) -> None:
     Until the forward of the first step has been compared, each may be one of them. A manual step
     copies its parameters anyway.
     """
-    parts, world = loop.parts, loop.world
-    is_manual = parts.custom_update not in (None, lbfgs_update)
+    context, world = loop.context, loop.world
+    is_manual = context.custom_update not in (None, lbfgs_update)
     check_same_writes(world, writes)
-    writes.leave_out_sharded(parts.state.model)
+    writes.leave_out_sharded(context.state.model)
     writes.list_not_checked(is_manual=is_manual)
-    parts.writes = writes.possible
-    modules = parts.state.model, own_module(parts.loss)
-    parts.buffers = BufferSnapshot(*modules, writes=writes.possible)
+    context.writes = writes.possible
+    modules = context.state.model, own_module(context.loss)
+    context.buffers = BufferSnapshot(*modules, writes=writes.possible)
     found: list[Callable[[], list[Slot]]] = []
 
     def end_comparison() -> None:
         writes.add(found[0]() if found else ())
         check_same_writes(world, writes)
-        parts.writes = writes.slots
-        parts.buffers.keep_only(writes.slots if is_manual else writes.slots_of_steps)
+        context.writes = writes.slots
+        context.buffers.keep_only(writes.slots if is_manual else writes.slots_of_steps)
         notices = writes.describe(loop.loader.layout, is_manual=is_manual)
         loop.notices.append(partial(next, notices, None))
 
-    parts.after_first_backward = lambda: found.append(parts.buffers.compare(writes.compared))
+    context.after_first_backward = lambda: found.append(context.buffers.compare(writes.compared))
     loop.after_first.append(end_comparison)
 
 

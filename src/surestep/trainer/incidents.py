@@ -120,7 +120,7 @@ class NonFiniteHandler:
             is_manual = result.progress_before.step in self._loop.manual_batches
             try:
                 index = None if is_manual else epoch_index(self._loop.loader, batch.epoch)
-                found = diagnose(self._loop.parts, batch, index=index)
+                found = diagnose(self._loop.context, batch, index=index)
             except Exception as error:  # of the user's code; the step is skipped all the same
                 reason += f" ({error!r} in the repeated step)"
         state.progress = now
@@ -175,7 +175,7 @@ class NonFiniteHandler:
             else:
                 index, batch = None, loop.loader.move(manual)
             dump = BatchDump(batch.micro_batches)
-            diagnosis = diagnose(loop.parts, batch, index=index)
+            diagnosis = diagnose(loop.context, batch, index=index)
             text = describe_diagnosis(diagnosis, self._recent)
         except Exception as error:  # of the user's code; the run's own error must be reported
             first = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"

@@ -463,7 +463,7 @@ def _add_records(session: Session, recorder: RunWriter) -> None:
     if session.finished:
         return
     if plan.logging_per_layer:
-        loop.layer_norms = LayerNormMeter(loop.parts.state, loop.parts.strategy)
+        loop.layer_norms = LayerNormMeter(loop.context.state, loop.context.strategy)
     if plan.logging_histograms is not None:
         period = plan.logging_histograms.steps(plan.steps_per_epoch)
         record = partial(recorder.event, "histograms")

@@ -170,7 +170,7 @@ def make_replica_check(
     return check
 
 
-def warm_up_ddp(parts: StepContext, loader: BatchLoader, plan: Plan) -> None:
+def warm_up_ddp(context: StepContext, loader: BatchLoader, plan: Plan) -> None:
     """Run a forward and a backward on several ranks, and restore the state.
 
     After its first backward DDP changes its buckets, and with them the order in which it sums. A
@@ -181,18 +181,18 @@ def warm_up_ddp(parts: StepContext, loader: BatchLoader, plan: Plan) -> None:
         batch = loader.transform(batch, 0)
     # With a static graph DDP learns from the first backward what is unused.
     finds_unused = plan.parallel_find_unused_parameters or plan.parallel_static_graph
-    if parts.strategy.copies_model and not finds_unused:
-        check_no_unused_params(parts, batch)
-    with preserve_state(parts):
-        forward_backward(parts, batch, 1.0)
+    if context.strategy.copies_model and not finds_unused:
+        check_no_unused_params(context, batch)
+    with preserve_state(context):
+        forward_backward(context, batch, 1.0)
 
 
-def check_no_unused_params(parts: StepContext, batch: Batch) -> None:
+def check_no_unused_params(context: StepContext, batch: Batch) -> None:
     """Raise a TaskError unless each parameter gets a gradient on each rank, as DDP expects."""
-    strategy = parts.strategy
-    with preserve_state(parts), strategy.sync_grads(when=False):
-        forward_backward(parts, batch, 1.0)
-        trained = trainable_parameters(parts.state.model)
+    strategy = context.strategy
+    with preserve_state(context), strategy.sync_grads(when=False):
+        forward_backward(context, batch, 1.0)
+        trained = trainable_parameters(context.state.model)
         unused = [name for name, parameter in trained.items() if parameter.grad is None]
     by_rank = [json.loads(text) for text in strategy.world.all_gather_text(json.dumps(unused))]
     names = list(dict.fromkeys(name for unused in by_rank for name in unused))

@@ -122,13 +122,13 @@ def replay(
         if without:
             rows = _rows_to_keep(batch, without, index)
             try:
-                batch = select_samples(batch, rows, loop.parts.loss)
+                batch = select_samples(batch, rows, loop.context.loss)
             except CannotSplitBatchError as error:
                 raise ConfigError(f"Samples of that batch cannot be excluded: {error}.") from error
         batch = loop.loader.move(batch)
         try:
-            diagnosis = diagnose(loop.parts, batch, index=index)
-            result = train_step(loop.parts, batch)
+            diagnosis = diagnose(loop.context, batch, index=index)
+            result = train_step(loop.context, batch)
         except SurestepError:
             raise
         except Exception as error:  # of the user's model

@@ -230,7 +230,9 @@ class Session:
             best.latest, best.latest_step, best.measured = dict(metrics), step, measured
             best.is_due = False
             self.saving.step = None  # a checkpoint of this step does not have the metrics
-            for line in update_best(self.plan, self.state, metrics, self.loop.parts.schedule.peak):
+            for line in update_best(
+                self.plan, self.state, metrics, self.loop.context.schedule.peak
+            ):
                 self.print_line(line)
             for hook in self.loop.hooks["on_evaluate"]:
                 self.loop.queue_request(hook(self.state, Metrics(metrics)))
@@ -341,7 +343,7 @@ class Session:
         Args:
             checkpoint: the checkpoint, of which every byte was verified.
         """
-        with self.loop.parts.train_modes.for_weights():
+        with self.loop.context.train_modes.for_weights():
             load_checkpoint(self.loop.world, checkpoint, self.state)
         self.saving.step = None
         self.loop.on_rollback()

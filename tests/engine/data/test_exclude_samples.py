@@ -81,7 +81,7 @@ def test_balanced_class_weights_ignore_excluded_samples(folder):
         loss = surestep.losses.multiclass(weight="balanced")
         options = {"batch_size": 9, "max_steps": 2} | skip
         with session_of(surestep.Task(mlp(), loss, data), folder(), **options) as session:
-            module = session.loop.parts.loss.module
+            module = session.loop.context.loss.module
             assert isinstance(module, LossModule)
             return session.plan.loss, module.weights.tolist()
 

@@ -77,7 +77,7 @@ def diagnosed(session: Session, index: int = BAD) -> Diagnosis:
     """Diagnose the batch that contains a sample, with the current weights."""
     batch, place = place_of(session, index)
     session.state.progress = place
-    return diagnose(session.loop.parts, batch, index=session.loop.loader.epoch_order(0))
+    return diagnose(session.loop.context, batch, index=session.loop.loader.epoch_order(0))
 
 
 def nans(tensor: Tensor) -> bool:

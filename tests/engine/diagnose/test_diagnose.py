@@ -192,7 +192,7 @@ def test_diagnosis_computes_a_bitwise_identical_loss(tmp_path):
         found = diagnosed(session)
         batch, place = place_of(session, BAD)
         session.state.progress = place
-        result = surestep.engine.step.train_step.train_step(session.loop.parts, batch)
+        result = surestep.engine.step.train_step.train_step(session.loop.context, batch)
         assert found.loss == float(result.loss)
 
 

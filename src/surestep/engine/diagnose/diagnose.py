@@ -98,68 +98,68 @@ class StepHistory:
         return f"The steps before it: {'; '.join(rows)}."
 
 
-def diagnose(parts: StepContext, batch: Batch, *, index: Tensor | range | None) -> Diagnosis:
+def diagnose(context: StepContext, batch: Batch, *, index: Tensor | range | None) -> Diagnosis:
     """Take the step again, and follow what is not finite to where it began.
 
     Weights, buffers, gradients, modes and generators are restored. It takes as long as some dozens
     of steps, and reads the device after each operation.
 
     Args:
-        parts: with the state before the step.
+        context: with the state before the step.
         batch: of the step, on the device, as it was read.
         index: of the sample at each position of the epoch; None if there is none.
     """
-    if parts.transform is not None:
-        batch = parts.transform(batch, parts.state.progress.step)
-    divisor = batch.items if parts.loss.divides else 1.0
-    if parts.state.unfreezing is not None:
-        parts.state.unfreezing.apply(parts.state.progress.steps_taken)
+    if context.transform is not None:
+        batch = context.transform(batch, context.state.progress.step)
+    divisor = batch.items if context.loss.divides else 1.0
+    if context.state.unfreezing is not None:
+        context.state.unfreezing.apply(context.state.progress.steps_taken)
     outputs = OutputFingerprint()
-    loss, bad, cause = _follow(parts, batch, divisor, outputs)
+    loss, bad, cause = _follow(context, batch, divisor, outputs)
     samples = BisectResult(how="the repeated step is finite", known=False, of=batch.samples)
     if bad:
-        samples = _search(parts, batch, divisor, index)
-    return Diagnosis(loss, bad, cause, samples, _largest_weights(parts), outputs.value)
+        samples = _search(context, batch, divisor, index)
+    return Diagnosis(loss, bad, cause, samples, _largest_weights(context), outputs.value)
 
 
 def _follow(
-    parts: StepContext, batch: Batch, divisor: float, outputs: OutputFingerprint
+    context: StepContext, batch: Batch, divisor: float, outputs: OutputFingerprint
 ) -> tuple[float, tuple[str, ...], NonFiniteCause | None]:
     """Return the loss, what is not finite, and the first cause.
 
     Each micro-batch runs alone, and if each is finite all of them together; a custom step takes the
     whole batch.
     """
-    is_split = parts.custom_update is None and len(batch.micro_batches) > 1
-    with preserve_state(parts):
+    is_split = context.custom_update is None and len(batch.micro_batches) > 1
+    with preserve_state(context):
         results = [
-            _watch(parts, batch._replace(micro_batches=(micro,)), divisor, outputs)
+            _watch(context, batch._replace(micro_batches=(micro,)), divisor, outputs)
             for micro in batch.micro_batches
             if is_split and micro.items
         ]
         if not any(bad for _, bad, _ in results):
-            results = [_watch(parts, batch, divisor, outputs)]
+            results = [_watch(context, batch, divisor, outputs)]
     bad = dict.fromkeys(name or "loss" for _, names, _ in results for name in names)
     cause = next((cause for _, _, cause in results if cause is not None), None)
     return sum(loss for loss, _, _ in results), tuple(bad), cause
 
 
 def _watch(
-    parts: StepContext, batch: Batch, divisor: float, outputs: OutputFingerprint
+    context: StepContext, batch: Batch, divisor: float, outputs: OutputFingerprint
 ) -> tuple[float, list[str], NonFiniteCause | None]:
     """Take a step; return its share of the loss, what is not finite, and the first cause."""
-    model = parts.state.model
+    model = context.state.model
     modules = ModuleTracker({module: name for name, module in model.named_modules()}, outputs)
-    tracker = NonFiniteTracker(modules, _tensors_before(parts, batch))
+    tracker = NonFiniteTracker(modules, _tensors_before(context, batch))
     with modules.track(), tracker:
-        loss_sum, bad = _rerun_step(parts, batch, divisor)
+        loss_sum, bad = _rerun_step(context, batch, divisor)
     causes = [tracker.cause_of(tensor) for tensor in bad.values()]
     known = [cause for cause in causes if cause is not None]
     first = min(known, key=lambda cause: cause.order, default=None)
     return float(loss_sum) / divisor, list(bad), first
 
 
-def _tensors_before(parts: StepContext, batch: Batch) -> dict[tuple[str, str], Tensor]:
+def _tensors_before(context: StepContext, batch: Batch) -> dict[tuple[str, str], Tensor]:
     """Return the tensors that a step gets, by (phase, name)."""
     found: dict[tuple[str, str], Tensor] = {}
     for micro in batch.micro_batches:
@@ -171,7 +171,7 @@ def _tensors_before(parts: StepContext, batch: Batch) -> dict[tuple[str, str], T
         for name, value in content.items():
             for count, tensor in enumerate(flatten_tensors(value)):
                 found["batch", f"{name}, tensor {count}" if count else name] = tensor
-    model = parts.state.model
+    model = context.state.model
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         found["weights", name] = to_local(tensor.detach())
     return found
@@ -193,60 +193,63 @@ def _without_hooks(*optimizers: torch.optim.Optimizer) -> Iterator[None]:
 
 
 @contextmanager
-def preserve_state(parts: StepContext) -> Iterator[None]:
+def preserve_state(context: StepContext) -> Iterator[None]:
     """Restore what a forward, a backward or a custom step changes.
 
     Weights and optimizers are copied only for steps that update by themselves: those of a Task, and
     L-BFGS. A step of a Task may also set weights without an optimizer.
     """
-    model, state = parts.state.model, parts.state
+    model, state = context.state.model, context.state
     grads = [(parameter, parameter.grad) for parameter in model.parameters()]
-    hooks, generators = (parts.on_backward, parts.after_first_backward), parts.generators
+    hooks, generators = (context.on_backward, context.after_first_backward), context.generators
     is_seeded = generators.seeded
-    updates = parts.custom_update is not None
+    updates = context.custom_update is not None
     snapshots: list[OptimizerSnapshot | WeightSnapshot] = []
     if updates:
         snapshots += [saved_optimizer(optimizer) for optimizer in state.optimizers.values()]
         snapshots += [WeightSnapshot(find_followers(model, state.optimizers.values()))]
     scale: dict[str, Any] = state.scaler.state_dict()
     with ExitStack() as stack:
-        stack.enter_context(preserve_torch_rng(parts.randomness.device))
+        stack.enter_context(preserve_torch_rng(context.randomness.device))
         seed_loading(derive_seed("check", 0))
-        stack.enter_context(parts.train_modes.use())
-        stack.enter_context(preserve_buffers(model, parts.loss.module, writes=parts.writes))
-        stack.enter_context(preserve_attributes(model, *code_of_losses(parts.loss).values()))
+        stack.enter_context(context.train_modes.use())
+        stack.enter_context(preserve_buffers(model, context.loss.module, writes=context.writes))
+        stack.enter_context(preserve_attributes(model, *code_of_losses(context.loss).values()))
         stack.enter_context(disable_compile(model))
         stack.enter_context(_without_hooks(*state.optimizers.values()))
         for schedule in state.schedules.values():
             stack.enter_context(schedule.preserve())
-        parts.on_backward, parts.after_first_backward = [], None
+        context.on_backward, context.after_first_backward = [], None
         generators.seeded = True  # the step may be the first of a process
         try:
             yield
         finally:
-            (parts.on_backward, parts.after_first_backward), generators.seeded = hooks, is_seeded
+            (context.on_backward, context.after_first_backward), generators.seeded = (
+                hooks,
+                is_seeded,
+            )
             pop_logged()
             for snapshot in snapshots:
                 snapshot.restore()
             if updates:
                 state.scaler.load_state_dict(scale)
-                parts.strategy.reset_guard()
+                context.strategy.reset_guard()
             for parameter, grad in grads:
                 parameter.grad = grad
 
 
 def _rerun_step(
-    parts: StepContext, batch: Batch, divisor: float
+    context: StepContext, batch: Batch, divisor: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Take a step on a batch that is on the device and transformed, up to its gradients.
 
     Return the loss summed over its items, (), and what is not finite by name; "" is the loss. A
     step that updates by itself is taken as a whole; see `preserve_state`.
     """
-    if parts.custom_update is None:
-        loss_sum = forward_backward(parts, batch, divisor).loss_sum
-        names = {id(parameter): name for name, parameter in parts.state.model.named_parameters()}
-        parameters = parts.strategy.parameters
+    if context.custom_update is None:
+        loss_sum = forward_backward(context, batch, divisor).loss_sum
+        names = {id(parameter): name for name, parameter in context.state.model.named_parameters()}
+        parameters = context.strategy.parameters
         seen = {
             names[id(parameter)]: parameter.grad
             for parameter in parameters
@@ -254,7 +257,7 @@ def _rerun_step(
         }
         seen = {"": loss_sum, **seen}
     else:
-        update = parts.custom_update(parts, batch, divisor)
+        update = context.custom_update(context, batch, divisor)
         assert update.loss_sum is not None
         loss_sum, seen = update.loss_sum, {"": update.loss_sum}
         if update.norms is not None:
@@ -263,28 +266,28 @@ def _rerun_step(
 
 
 def _search(
-    parts: StepContext, batch: Batch, divisor: float, index: Tensor | range | None
+    context: StepContext, batch: Batch, divisor: float, index: Tensor | range | None
 ) -> BisectResult:
     def is_bad(part: Batch) -> bool:
         try:
-            with preserve_state(parts):
-                return bool(_rerun_step(parts, part, divisor)[1])
+            with preserve_state(context):
+                return bool(_rerun_step(context, part, divisor)[1])
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             first = str(error).partition("\n")[0]
             raise CannotSplitBatchError(f"a step on a part of it fails ({first})") from error
 
-    training = {module for module, mode in parts.train_modes.wanted if mode}
+    training = {module for module, mode in context.train_modes.wanted if mode}
     has_batch_statistics = any(
         isinstance(module, BATCH_NORM) and (module in training or not module.track_running_stats)
-        for module in parts.state.model.modules()
+        for module in context.state.model.modules()
     )
     independent = not has_batch_statistics
-    return find_samples(batch, parts.loss, is_bad, independent=independent, index=index)
+    return find_samples(batch, context.loss, is_bad, independent=independent, index=index)
 
 
-def _largest_weights(parts: StepContext) -> dict[str, float]:
+def _largest_weights(context: StepContext) -> dict[str, float]:
     """Return the largest absolute values of parameters."""
-    named = parts.state.model.named_parameters()
+    named = context.state.model.named_parameters()
     local = {name: to_local(parameter.detach()) for name, parameter in named}
     largest = {name: float(value.abs().max()) for name, value in local.items() if value.numel()}
     ranked = sorted(largest.items(), key=lambda item: -item[1])

@@ -15,22 +15,22 @@ from surestep.engine.task.task import Task
 
 
 def recompute_statistics(
-    average: AveragedWeights, parts: StepContext, task: Task, plan: Plan
+    average: AveragedWeights, context: StepContext, task: Task, plan: Plan
 ) -> None:
     """Compute BatchNorm's statistics from the training data, once for each update of the average.
 
     They are plain means over the batches, as torch.optim.swa_utils.update_bn computes them. A
     BatchNorm that is kept in eval mode keeps its own. Everything else is restored.
     """
-    updates = average.n_updates(parts.state.progress.step)
+    updates = average.n_updates(context.state.progress.step)
     if average.averaging.buffers != "recompute" or average.computed_at == updates:
         return
-    wanted = parts.train_modes.wanted
+    wanted = context.train_modes.wanted
     norms = [module for module, trains in wanted if trains and isinstance(module, BATCH_NORM)]
     momenta = [norm.momentum for norm in norms]
     with (
-        parts.train_modes.use(),
-        preserve_buffers(parts.state.model, writes=parts.writes),
+        context.train_modes.use(),
+        preserve_buffers(context.state.model, writes=context.writes),
         preserve_torch_rng(plan.device),
         average.swapped_in(),
         torch.no_grad(),
@@ -39,7 +39,7 @@ def recompute_statistics(
             for norm in norms:
                 norm.reset_running_stats()
                 norm.momentum = None  # a plain mean
-            _forward(parts, task, plan)
+            _forward(context, task, plan)
             average.keep_buffers()
         finally:
             for norm, momentum in zip(norms, momenta, strict=True):
@@ -48,19 +48,19 @@ def recompute_statistics(
     average.computed_at = updates
 
 
-def _forward(parts: StepContext, task: Task, plan: Plan) -> None:
+def _forward(context: StepContext, task: Task, plan: Plan) -> None:
     """Run the batches of the first epoch, read again, through the model.
 
     Of a stream without a length, as many as the run has read: it may have no end.
     """
-    count = None if plan.steps_per_epoch is not None else parts.state.progress.step
-    whole, loss = plan.single_process(), parts.loss
+    count = None if plan.steps_per_epoch is not None else context.state.progress.step
+    whole, loss = plan.single_process(), context.loss
     training = make_loader(task.train, "train", task=task, loss=loss, plan=whole, training=True)
     try:
         for batch in islice(training.batches(epoch=0), count):
             for micro in batch.micro_batches:
-                parts.randomness.seed_for("statistics", micro.position)
-                with parts.autocast:
-                    parts.state.model(*micro.args, **micro.kwargs)
+                context.randomness.seed_for("statistics", micro.position)
+                with context.autocast:
+                    context.state.model(*micro.args, **micro.kwargs)
     finally:
         training.close()

@@ -67,7 +67,7 @@ class Loop:
         is_failing: this rank leaves by an error, of which the others may not know.
     """
 
-    parts: StepContext
+    context: StepContext
     loader: BatchLoader
     plan: Plan
     callbacks: list[Callback] = field(default_factory=list)
@@ -90,7 +90,7 @@ class Loop:
     stop: Callable[[], object] | None = None
 
     def __post_init__(self) -> None:
-        self.world = self.parts.strategy.world
+        self.world = self.context.strategy.world
         self._pending: list[StepResult] = []
         self._skips: list[SkippedStep] = []
         self._clock = time.perf_counter()
@@ -112,14 +112,14 @@ class Loop:
             for moment in HOOKS
         }
         self._on_batch, self._on_step = self.hooks["on_batch"], self.hooks["on_step"]
-        self.parts.on_backward = [
+        self.context.on_backward = [
             partial(self._call_backward, hook) for hook in self.hooks["on_backward"]
         ]
 
     @property
     def state(self) -> State:
         """Everything that changes."""
-        return self.parts.state
+        return self.context.state
 
     def steps(self) -> Generator[StepResult, None, None]:
         """Train from the progress of the state to the end of the run, and yield after each step.
@@ -187,7 +187,7 @@ class Loop:
         try:
             if meter is not None:
                 meter.begin()
-            result = train_step(self.parts, batch)
+            result = train_step(self.context, batch)
             if meter is not None:
                 meter.end(result)
         except IndexError as error:
@@ -358,7 +358,7 @@ class Loop:
                 for result in undone:
                     if not result.outcome.took_step:
                         average.undo_skip(result.step)
-            self.parts.strategy.reset_guard()
+            self.context.strategy.reset_guard()
         self._report(pending[:bad], means[:bad], norms[:bad], layers)
         if bad < len(pending) and not self.rolled_back:
             result = pending[bad]
@@ -376,7 +376,7 @@ class Loop:
         for schedule in self.state.schedules.values():
             schedule.show(self.state.progress.steps_taken)
         self._skips, self._asked = [], []
-        self.parts.strategy.reset_guard()
+        self.context.strategy.reset_guard()
         if not self.interrupted:
             self.stopping = None  # it was requested by a step that is undone
 

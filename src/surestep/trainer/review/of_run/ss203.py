@@ -12,7 +12,7 @@ _FEWEST = 20  # steps
 def find(case: Case) -> Iterator[Problem]:
     """Find parameters that never had a gradient, so that no step updated them."""
     steps, state = case.observed.steps, case.loop.state
-    if steps < _FEWEST or not case.loop.parts.strategy.has_param_grads:
+    if steps < _FEWEST or not case.loop.context.strategy.has_param_grads:
         return
     updated = {id(p) for optimizer in state.optimizers.values() for p in optimizer.state}
     if case.task.step is not None and not updated:
