@@ -19,7 +19,7 @@ def module(tmp_path, monkeypatch):
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
         monkeypatch.setattr(sys, "path", [str(path.parent), *sys.path])
-        monkeypatch.delitem(sys.modules, name, raising=False)
+        sys.modules.pop(name, None)  # monkeypatch would put the module of an earlier call back
         importlib.invalidate_caches()
         importlib.import_module(name)
         return hash_user_modules()
