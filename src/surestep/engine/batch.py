@@ -120,7 +120,10 @@ def split_batch(batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any], Any]:
             "has the targets. Set Task(inputs=lambda batch: ({'x': batch['x']}, batch['y']))."
         )
     if batch is None:
-        raise DataError("A batch is None. Return (x, y) from collate_fn, or from the dataset.")
+        raise DataError(
+            "A batch is None. Return (x, y) from collate_fn, or from the dataset; if collate_fn "
+            "leaves out all samples of a batch, tensors with 0 rows."
+        )
     raise NoTargetsError(
         f"A batch is a {type(batch).__name__}, and it is not clear which part is the targets. "
         "Let the dataset return (x, y), or pass tensors (x, y). Or set "
@@ -240,6 +243,12 @@ def explain_targets(targets: Any, called: str) -> str:
         )
     if not isinstance(targets, (tuple, list, Mapping)):
         return f"The targets of a batch are a {type(targets).__name__}. Return a tensor."
+    if isinstance(targets, (tuple, list)) and targets and not flatten_tensors(targets):
+        return (
+            f"The targets of a batch, its last part, hold no tensor, but {targets[0]!r:.60}. "
+            "Return a tensor of numbers, such as the index of each class, from the dataset or "
+            "collate_fn. Or choose another part: Task(inputs=lambda batch: (batch[0], batch[1]))."
+        )
     kind = "dict" if isinstance(targets, Mapping) else type(targets).__name__
     first = next(iter(targets), 0) if isinstance(targets, Mapping) else 0
     return (

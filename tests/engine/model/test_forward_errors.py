@@ -265,6 +265,15 @@ def test_targets_that_are_not_a_tensor_are_named_with_what_to_do(tmp_path, parts
     assert f"Task(inputs=lambda batch: (batch[0], batch[-1][{first}]))" in str(caught.value)
 
 
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), nn.MSELoss(), own_loss])
+def test_targets_that_are_text_are_named(tmp_path, loss):
+    parts = {"train": [(row, "cat") for row in X], "loss": loss}
+    with pytest.raises((TaskError, DataError)) as caught:
+        tiny.fit(tmp_path, parts)
+    told = "The targets of a batch, its last part, hold no tensor, but 'cat'. Return a tensor of"
+    assert told in str(caught.value)
+
+
 def test_none_as_targets_of_several_losses_is_named(tmp_path):
     parts = {"loss": {"a": nn.CrossEntropyLoss()}, "inputs": lambda batch: (batch[0], None)}
     with pytest.raises(DataError, match=r"are None, and loss\['a'\] compares"):
@@ -279,5 +288,5 @@ def test_error_in_a_function_that_counts_items_is_its_own(tmp_path, targets):
 
 
 def test_batch_of_none_is_named(tmp_path):
-    with pytest.raises(DataError, match=r"A batch is None\. Return \(x, y\) from collate_fn"):
+    with pytest.raises(DataError, match=r"A batch is None\. Return \(x, y\) .* 0 rows"):
         tiny.fit(tmp_path, {"train": Rows(tuple), "collate_fn": lambda samples: None})

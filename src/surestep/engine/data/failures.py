@@ -14,7 +14,7 @@ from torch.utils.data import default_collate
 from surestep.base.errors import DataError, SurestepError
 from surestep.base.text import format_bytes
 from surestep.base.warn import place_of
-from surestep.engine.batch import LEAVE_OUT, MicroBatch, flatten_tensors
+from surestep.engine.batch import LEAVE_OUT, MicroBatch, explain_targets, flatten_tensors
 from surestep.engine.data.columns import describe_data, is_table
 from surestep.engine.device import ran_out
 
@@ -221,8 +221,4 @@ def check_targets(targets: Any, kind: str) -> None:
     """Check that the targets of the first batch hold a tensor, for a loss of classes."""
     is_other = targets is None or isinstance(targets, Mapping) or flatten_tensors(targets)
     if kind == "classes" and not is_other:
-        shown = repr(targets[0] if isinstance(targets, (tuple, list)) else targets)
-        raise DataError(
-            "The last part of a batch is taken as the targets, and it holds no tensor: "
-            f"{shown:.60}. Set the parts: Task(inputs=lambda batch: (batch[0], batch[1]))."
-        )
+        raise DataError(explain_targets(targets, "the loss"))
