@@ -92,6 +92,12 @@ def test_early_stop_waits_for_its_patience(tmp_path, values, stop, steps):
     assert ("early stop: val/score" in run.status["reason"]) is (steps < 15)
 
 
+@pytest.mark.parametrize("values", [[math.nan, math.inf], [-math.inf, -math.inf]])
+def test_early_stop_without_a_finite_value_says_so(tmp_path, values):
+    run = tiny.fit(tmp_path, scored(values), epochs=5, validation=SCORE, early_stop={"patience": 2})
+    assert run.status["reason"] == "early stop: val/score was not finite in 2 evaluations"
+
+
 def test_monitor_in_mode_min_prefers_lower_values(tmp_path):
     said = {"validation": {"metric": "score", "mode": "min"}, "early_stop": {"patience": 1}}
     run = tiny.fit(tmp_path, scored([0.5, 0.4, 0.6, 0.1]), epochs=4, **said)

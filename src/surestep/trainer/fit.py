@@ -172,7 +172,7 @@ def _stop_early(session: Session) -> None:
     patience = plan.early_stop_patience
     if patience is not None and best.since_best >= patience:
         evaluations = f"{patience} evaluation{'s' if patience > 1 else ''}"
-        found = f"was NaN in {evaluations}"
+        found = f"was not finite in {evaluations}"
         if best.best is not None:
             found = (
                 f"did not improve on {best.best:.4g} in {evaluations} since step {best.best_step}"

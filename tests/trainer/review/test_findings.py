@@ -115,6 +115,7 @@ def test_workers_needed_are_load_time_over_step_time(tmp_path, workers, step_s, 
         assert f"data.num_workers={needed}" in each.fix
         (few,) = waits_for_data(replace(case, system=replace(system, cpus=2)))
         assert "make loading cheaper" in few.fix
+        assert ("data.num_workers=2" in few.fix) is (workers != 2)  # it is 2 already
         assert waits_for_data(replace(case, observed=seen(100, 0.01, 0.002))) == []
         for quiet in (seen(10, 0.01, 0.05), seen(100, 0.0002, 0.0002)):
             assert waits_for_data(replace(case, observed=quiet)) == []

@@ -32,8 +32,8 @@ def find(case: Case) -> Iterator[Problem]:
     if needed > cores:
         fix = (
             f"{needed} workers would keep up, and a process has {cores} cores here: make loading "
-            "cheaper (decode and resize once, load data into memory), and set "
-            f"data.num_workers={cores}."
+            "cheaper (decode and resize once, load data into memory)"
+            + (f", and set data.num_workers={cores}." if workers != cores else ".")
         )
     yield Problem(
         f"{share:.0%} of the time was spent waiting for data: loading a batch takes "
