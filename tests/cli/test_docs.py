@@ -16,6 +16,8 @@ def test_pages_are_listed_with_their_titles(surestep):
     assert [line.split()[0] for line in answer.out.splitlines()] == NAMES
     assert "evaluation" in answer.out
     assert "Evaluation and prediction" in answer.out
+    assert "The loss curve of a run" in answer.out  # below a comment
+    assert "<!--" not in answer.out
 
 
 @pytest.mark.parametrize("topic", ["running", "running.md", "docs/running.md"])

@@ -31,7 +31,8 @@ def run(topic: Annotated[str | None, tyro.conf.arg(metavar="TOPIC")] = None, /) 
     width = max(map(len, pages), default=0)
     for name, path in pages.items():
         with path.open(encoding="utf-8") as file:
-            print_escaped(f"  {name:<{width}}  {file.readline().removeprefix('#').strip()}")
+            title = next((line for line in file if line.startswith("# ")), "")
+        print_escaped(f"  {name:<{width}}  {title.removeprefix('#').strip()}")
     return 0
 
 

@@ -70,7 +70,7 @@ exit "$code"
 
 @dataclass(frozen=True)
 class Options:
-    """Write a starting file; with --slurm an sbatch file that trains a recipe.
+    """Write an sbatch file that trains a recipe under Slurm.
 
     Other options are those of `surestep train`; they are written into the file.
 
