@@ -139,7 +139,9 @@ def test_sample_with_a_file_path_as_target_is_rejected_with_a_fix(tmp_path):
     def load(index):
         return X[index], int(Y[index]), f"image-{index}.png"
 
-    with pytest.raises(DataError, match=r"hold no tensor, but 'image-0.png'\..* choose another part"):
+    with pytest.raises(
+        DataError, match=r"hold no tensor, but 'image-0.png'\..* choose another part"
+    ):
         fit(tmp_path / "run", Samples(load))
 
 
