@@ -19,7 +19,9 @@ import surestep
 from benchmarks.intervals import ratio
 from benchmarks.run import pick
 from benchmarks.step_time import make_task
+from surestep.engine.state.state import State
 from surestep.engine.step.log_point import LogPoint
+from surestep.engine.step.part import Functions
 from surestep.engine.step.train_step import StepResult
 
 NAMES = ("mlp", "conv", "gpt")
@@ -43,18 +45,19 @@ def compare(name: str, rounds: int, folder: Path) -> str:
         steps = session.steps()
         measure(steps, EVERY)
         log_points = max(2, round(SECONDS / measure(steps, 4 * EVERY) / EVERY))
-        without, checked, see, taken = [], [], session.checks.on_log, 0.0
+        without, checked, taken = [], [], 0.0
+        others = [part for part in session.loop.parts if part is not session.checks]
 
-        def on_log(point: LogPoint) -> None:
+        def on_log(state: State, point: LogPoint) -> None:
             nonlocal taken
             started = time.thread_time()
-            see(point)
+            session.checks.on_log(state, point)
             taken += time.thread_time() - started
 
         for _ in range(rounds):
-            session.checks.on_log = lambda point: None  # type: ignore[method-assign]
+            session.loop.attach(others, session.notify)
             without.append(measure(steps, log_points * EVERY))
-            session.checks.on_log = on_log  # type: ignore[method-assign]
+            session.loop.attach([*others, Functions(on_log=on_log)], session.notify)
             checked.append(measure(steps, log_points * EVERY))
     found, middle = ratio(checked, without), sorted(without)[rounds // 2] * 1e6
     share = taken / (sum(checked) * log_points * EVERY)

@@ -24,8 +24,8 @@ EARLY = (  # where a run is before its folder is a run, in order
     "surestep.record.run_writer.collect_environment",
 )
 OPENED = (  # and from then on until `fit()`
-    "surestep.trainer.prepare._start_session",
-    "surestep.trainer.prepare._report_progress",
+    "surestep.trainer.prepare.report_start",
+    "surestep.trainer.start_report._report_progress",
     "surestep.trainer.fit.stop_after_step",
 )
 LATE = ("surestep.trainer.session.Session.evaluate_checkpoint", "surestep.cli.train.report")

@@ -19,6 +19,7 @@ from tests.multi_rank import deepspeed_engine, fsdp
 from tests.multi_rank.cases import data, net, opened, task, trained
 from tests.multi_rank.shard_options import Deep
 from tests.multi_rank.training_kinds import Found, Rows, clock_of, streaming
+from tests.parts import add_part
 
 Kind = Callable[..., Found]
 
@@ -106,7 +107,7 @@ def frozen_by_code(folder: Path, **more: Any) -> Found:
     for ends_at, callbacks in ((5, [Freezes()]), (8, [])):
         with opened(folder, task(), max_steps=8, **more) as session:
             for callback in callbacks:
-                session.loop.add_callback(callback)
+                add_part(session, callback)
             try:
                 for result in session.steps():
                     if result.step == ends_at:

@@ -20,6 +20,7 @@ from surestep.trainer.fit import fit
 from surestep.trainer.session import Session
 from tests.laws.support import manual_step_tasks, spike_task
 from tests.multi_rank.cases import data, net, net64, opened, result, task, trained
+from tests.parts import see_log_points
 
 Found = dict[str, Any]
 
@@ -129,7 +130,7 @@ def rolled_back(folder: Path) -> Found:
     }
     seen: list[float] = []
     with opened(folder, spike_task.task_of(), **options) as session:
-        session.loop.on_log.append(lambda point: seen.extend(each or 0.0 for each in point.loss))
+        see_log_points(session, lambda point: seen.extend(each or 0.0 for each in point.loss))
         fit(session)
     return {
         **result(session),
@@ -156,7 +157,7 @@ def by_the_clock(folder: Path) -> Found:
     rank, logged = int(os.environ.get("RANK", "0")), []  # type: int, list[int]
     every = {"logging": {"every": "0.05 minutes"}, "checkpoint": {"every": "0.12 minutes"}}
     with clock_of(rank), opened(folder, task(), **every) as session:
-        session.loop.on_log.append(lambda point: logged.append(point.progress.step))
+        see_log_points(session, lambda point: logged.append(point.progress.step))
         fit(session)
     return {**result(session), "logged": logged}
 

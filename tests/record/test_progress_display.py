@@ -1,6 +1,7 @@
 import logging
 import os
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 
@@ -49,7 +50,7 @@ def test_quiet_display_only_logs_messages(capsys, caplog):
     quiet = NullProgress()
     with caplog.at_level(logging.INFO, "surestep"):
         quiet.print_line("hello")
-    quiet.log(point())
+    quiet.on_log(None, point())
     quiet.close()
     assert capsys.readouterr().err == ""
     assert caplog.messages == ["hello"]
@@ -57,8 +58,8 @@ def test_quiet_display_only_logs_messages(capsys, caplog):
 
 def test_plain_display_prints_a_line_and_then_waits(capsys):
     plain = PlainProgress(tiny.plan().plan, every_s=1000)
-    plain.log(point(first=1))
-    plain.log(point(first=3))
+    plain.on_log(None, point(first=1))
+    plain.on_log(None, point(first=3))
     assert capsys.readouterr().err.splitlines() == [
         "step 2/6  epoch 1  loss 1.5  lr 0.1  grad_norm 4  items/s 8"
     ]
@@ -68,21 +69,21 @@ def test_plain_display_prints_a_line_and_then_waits(capsys):
 def test_plain_display_prints_every_log_point_of_a_set_interval(capsys, every, lines):
     logging = {} if every is None else {"logging": {"every": every}}
     plain = PlainProgress(tiny.plan(**logging).plan)
-    plain.log(point(first=1))
-    plain.log(point(first=3))
+    plain.on_log(None, point(first=1))
+    plain.on_log(None, point(first=3))
     assert len(capsys.readouterr().err.splitlines()) == lines
 
 
 def test_plain_display_always_prints_the_last_step(capsys):
     plain = PlainProgress(tiny.plan().plan, every_s=1000)
-    plain.log(point(first=1))
-    plain.log(point(first=5))
+    plain.on_log(None, point(first=1))
+    plain.on_log(None, point(first=5))
     assert capsys.readouterr().err.splitlines()[-1].startswith("step 6/6")
 
 
 def test_plain_display_marks_steps_after_the_planned_end(capsys):
     plain = PlainProgress(tiny.plan().plan)
-    plain.log(point(first=plain.total))
+    plain.on_log(None, point(first=plain.total))
     shown = capsys.readouterr().err
     assert shown.startswith(f"step {plain.total + 1}, after the {plain.total} of the run  loss 1.5")
 
@@ -99,7 +100,7 @@ def test_bar_starts_at_the_resumed_step_and_ends_at_the_last(capsys):
     assert bar._bar.n == 2
     for _ in range(4):
         bar.on_step(None, None)
-    bar.log(point())
+    bar.on_log(None, point())
     bar.print_line("a line")
     bar.close()
     assert bar._bar.n == 6
@@ -120,7 +121,7 @@ def test_bar_after_a_rollback_counts_from_the_step_that_it_returned_to(capsys):
     bar = TqdmProgress(tiny.plan().plan, start=0, every_s=1000)
     for _ in range(5):  # too soon after the start to be shown
         bar.on_step(None, None)
-    bar.rewind(2)
+    bar.on_rollback(SimpleNamespace(progress=SimpleNamespace(step=2)))
     assert bar._bar.n == 2
     for _ in range(4):
         bar.on_step(None, None)

@@ -20,6 +20,7 @@ class Two(Communicator):
 def loop_of(world):
     loop = Loop.__new__(Loop)
     loop.world, loop.interrupted, loop.stopping, loop._asked = world, "", None, []
+    loop._moments = {"on_eval_batch": []}
     return loop
 
 

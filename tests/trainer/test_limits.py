@@ -9,7 +9,7 @@ import torch
 
 import surestep
 from surestep.base.errors import ConfigError, Preempted
-from surestep.engine.step import loop
+from surestep.engine.step import deadline
 from surestep.trainer import prepare
 from tests import tiny
 
@@ -34,7 +34,7 @@ def clock(monkeypatch):
     """The clock of `max_time`: it stands still unless a test moves it."""
     clock = SimpleNamespace(now=0.0)
     times = {"perf_counter": time.perf_counter, "strftime": time.strftime}
-    for module in (loop, prepare):
+    for module in (deadline, prepare):
         stopped = SimpleNamespace(monotonic=lambda: clock.now, **times)
         monkeypatch.setattr(module, "time", stopped)
     return clock

@@ -11,7 +11,7 @@ import surestep
 from surestep.base.errors import CheckpointError, RunError, TaskError
 from surestep.record.run import Run
 from surestep.trainer.planning import TaskOrigin, plan_task
-from surestep.trainer.prepare import default_folder
+from surestep.trainer.run_folder import default_folder
 from tests import tiny
 
 X, Y = tiny.data()
@@ -148,7 +148,7 @@ def test_new_folder_is_created_if_no_folder_is_given(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     first = default_folder("digits")
     assert re.fullmatch(r"runs/digits-\d{8}-\d{6}", str(first))
-    module = sys.modules["surestep.trainer.prepare"]
+    module = sys.modules["surestep.trainer.run_folder"]
     monkeypatch.setattr(module, "time", SimpleNamespace(strftime=lambda _: first.name[7:]))
     others = [default_folder("digits").name for _ in range(2)]
     assert others == [f"{first.name}-2", f"{first.name}-3"]

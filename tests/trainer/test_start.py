@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from surestep.trainer.prepare import describe_ranks
+from surestep.trainer.start_report import describe_ranks
 from tests.trainer.test_prepare import PLAIN, prepare, spoken, unfinished
 
 

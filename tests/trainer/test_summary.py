@@ -9,8 +9,8 @@ def point(first_step, items, seconds):
 
 def test_speed_counts_only_the_items_of_the_timed_steps():
     timed = ThroughputCounter()
-    timed.add(point(201, 100.0, 2.0))
-    timed.add(point(211, 100.0, 3.0))
+    timed.on_log(None, point(201, 100.0, 2.0))
+    timed.on_log(None, point(211, 100.0, 3.0))
     assert timed.as_json() == {
         "since_step": 200,
         "seconds": 5.0,

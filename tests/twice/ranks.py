@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import surestep
 from surestep.trainer.session import Session
 from tests.laws.support.independence import draws_of_run
+from tests.parts import add_part
 from tests.twice.compare import in_batches, plain_config, seed_of, weights
 
 N, BATCH = 43, 7  # on two ranks 4 and 3 samples, and a last batch of one
@@ -350,7 +351,7 @@ def plateau_lowers_the_rate_at_the_same_step(folder: Path, strategy: str) -> Pai
         def on_end(self, state: Any) -> None:
             ours.update(full_weights(trainer.session))
 
-    trainer.session.loop.add_callback(Keep())
+    add_part(trainer.session, Keep())
     trainer.fit()
     return weights(net), ours
 

@@ -14,8 +14,9 @@ from tqdm.auto import tqdm
 from surestep.base.text import escape_control_chars, format_bytes
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import State
-from surestep.engine.step.callback import Callback, Request
+from surestep.engine.step.callback import Request
 from surestep.engine.step.log_point import LogPoint
+from surestep.engine.step.part import Part
 from surestep.engine.step.train_step import StepResult
 
 WIDE = 110  # columns of a bar with all its numbers
@@ -38,18 +39,12 @@ def _ignore_closed_output() -> Iterator[None]:
             raise
 
 
-class NullProgress:
+class NullProgress(Part):
     """Shows nothing; lines go to the `logging` module only."""
-
-    def rewind(self, step: int) -> None:
-        """Show that the run rolled back to a step."""
 
     def print_line(self, text: str) -> None:
         """Show a line."""
         logger.info(escape_control_chars(text))
-
-    def log(self, point: LogPoint) -> None:
-        """Show a log point."""
 
     @contextmanager
     def show_transfer(self, name: str) -> Iterator[ShowSent]:
@@ -84,7 +79,7 @@ class PlainProgress(NullProgress):
         with _ignore_closed_output():
             print(escape_control_chars(text), file=self._out or sys.stderr, flush=True)
 
-    def log(self, point: LogPoint) -> None:
+    def on_log(self, state: State, point: LogPoint) -> None:
         """Show a log point."""
         now = time.monotonic()
         step = point.first_step + len(point.loss) - 1
@@ -111,7 +106,7 @@ class PlainProgress(NullProgress):
         yield show
 
 
-class TqdmProgress(NullProgress, Callback):
+class TqdmProgress(NullProgress):
     """A tqdm bar: it moves with the steps, and its numbers change at log points."""
 
     def __init__(self, plan: Plan, start: int, every_s: float = 0.1) -> None:
@@ -135,13 +130,13 @@ class TqdmProgress(NullProgress, Callback):
         with _ignore_closed_output():
             self._bar.write(escape_control_chars(text), file=sys.stderr)
 
-    def rewind(self, step: int) -> None:
-        """Show that the run rolled back to a step."""
+    def on_rollback(self, state: State) -> None:
+        """Show the step that the run went back to."""
         self._pending = 0
-        self._bar.n = step
+        self._bar.n = state.progress.step
         self._bar.refresh()
 
-    def log(self, point: LogPoint) -> None:
+    def on_log(self, state: State, point: LogPoint) -> None:
         """Show a log point."""
         numbers = format_numbers(point)
         if (self._bar.ncols or 0) < WIDE:  # too narrow for the bar and all numbers
@@ -184,8 +179,10 @@ def format_numbers(point: LogPoint) -> dict[str, str]:
     return {**texts, "items/s": speed}
 
 
-def open_progress(plan: Plan, start: int) -> NullProgress:
+def open_progress(plan: Plan, start: int, *, is_shown: bool = True) -> NullProgress:
     """Return the display that the Plan chose, on stderr, from the step where the run begins."""
+    if not is_shown:
+        return NullProgress()
     if plan.logging_progress == "bar":
         return TqdmProgress(plan, start)
     return PlainProgress(plan) if plan.logging_progress == "plain" else NullProgress()

@@ -14,14 +14,15 @@ from surestep.base.secrets import describe_error
 from surestep.engine.batch import Batch
 from surestep.engine.rng import preserve_globals
 from surestep.engine.state.state import State
-from surestep.engine.step.callback import Callback
+from surestep.engine.step.log_point import LogPoint
+from surestep.engine.step.part import Part
 
 
-class WriteGraph(Callback):
+class WriteGraph(Part):
     """Traces a copy of the model on the first micro-batch of a run, in evaluation mode.
 
     The model itself, its buffers and the generators are not touched. If the model cannot be
-    traced, training continues, and `notice` returns the reason.
+    traced, training continues, and a notice says why.
 
     Args:
         folder: of TensorBoard's event files.
@@ -47,7 +48,7 @@ class WriteGraph(Callback):
                 f"{describe_error(error)}. Training continues."
             )
 
-    def notice(self) -> str | None:
+    def on_log(self, state: State, point: LogPoint) -> str | None:
         """Return why the graph was not written, once."""
         message, self._message = self._message, None
         return message

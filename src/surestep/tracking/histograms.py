@@ -10,15 +10,15 @@ from surestep.config.duration import count_periods
 from surestep.engine.device import sum_dtype
 from surestep.engine.distributed.shards import full_tensor
 from surestep.engine.state.state import State, trainable_parameters
-from surestep.engine.step.callback import Callback
 from surestep.engine.step.layer_norms import layer_of
 from surestep.engine.step.log_point import LogPoint
+from surestep.engine.step.part import Part
 
 BINS = 40
 _AT_ONCE = 2**22  # values whose bins are computed together, to limit the memory
 
 
-class RecordHistograms(Callback):
+class RecordHistograms(Part):
     """Records histograms at the first log point after each interval.
 
     The gradients are those of the last step, after clipping. All ranks call it: if parameters are

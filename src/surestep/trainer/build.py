@@ -1,8 +1,9 @@
 """From a planned task to the training loop and the parts of a step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from typing import NamedTuple
 
 from torch import nn
 
@@ -24,7 +25,7 @@ from surestep.engine.losses.multi import code_of_losses
 from surestep.engine.losses.state import own_module, state_of_loss
 from surestep.engine.model.activation_checkpointing import activation_checkpointing
 from surestep.engine.model.attributes import preserve_attributes
-from surestep.engine.model.compile import compile_model, disable_compile, recompile_counter
+from surestep.engine.model.compile import compile_model, disable_compile
 from surestep.engine.model.frozen_weights import note_base
 from surestep.engine.model.precision import autocast, grad_scaler
 from surestep.engine.model.preserve import BufferSnapshot
@@ -64,9 +65,27 @@ from surestep.engine.step.separate_draws import seed_steps
 from surestep.engine.step.train_step import StepContext
 from surestep.engine.step.unheld_leaves import UnheldLeafCheck
 from surestep.engine.task.task import Task
-from surestep.trainer.forward_writes import restore_writes
+from surestep.trainer.forward_writes import RestoreWrites
 from surestep.trainer.planning import PreparedTask
-from surestep.trainer.rank_consistency import make_replica_check, warm_up_ddp
+from surestep.trainer.rank_consistency import warm_up_ddp
+
+
+class BuiltLoop(NamedTuple):
+    """A training loop, with what it found that the parts of the run need.
+
+    Attributes:
+        loop: takes the steps.
+        check_requires_grad: checks, at log points, what your code froze or unfroze.
+        leaves: checks the tensors that get a gradient.
+        writes: restores what a forward changes.
+        seed_late_generators: seeds generators that the first step made.
+    """
+
+    loop: Loop
+    check_requires_grad: Callable[..., None]
+    leaves: UnheldLeafCheck
+    writes: RestoreWrites
+    seed_late_generators: Callable[[], None]
 
 
 def build(
@@ -76,7 +95,7 @@ def build(
     *,
     fresh: bool,
     world: Communicator = ALONE,
-) -> Loop:
+) -> BuiltLoop:
     """Put the model on its device, check the first batch, and build the training loop.
 
     `settings` restores what is changed here when the session closes; `fresh` weights are new.
@@ -117,21 +136,21 @@ def build(
     state.callback_states = stateful_callbacks(callbacks) | _states_of_data(loader, state, plan)
     state.callback_states |= state_of_loss(loss) | _states_of_options(state)
     found = _find_generators(planned, context)
-    context.transform = loader.transform
+    context.transform, context.signature = loader.transform, first.signature
     leaves = _watch_leaves(planned, context, settings)
     settings.callback(set_modes, modes)
-    loop = Loop(context, loader, plan, list(callbacks), signature=first.signature)
-    loop.on_log += check_requires_grad(state), leaves.repeat
-    restore_writes(first.writes, loop)
+    loop = Loop(context, loader, plan)
+    writes, check = RestoreWrites(first.writes, loop), check_requires_grad(state)
     if world.size > 1 and task.step is None and strategy.allows_warm_up:
         warm_up_ddp(context, loader, plan)
-    loop.after_first.append(partial(seed_late_generators, found, context.randomness.generators))
-    if world.size > 1 and (every := plan.parallel_replica_check_every) is not None:
-        loop.check_replicas = make_replica_check(world, context.state, plan, every)
-    if compiles:
-        loop.notices.append(recompile_counter())
     state.unfreezing = make_unfreeze_schedule(model, plan, groups, context.train_modes)
-    return loop
+    return BuiltLoop(
+        loop,
+        check,
+        leaves,
+        writes,
+        partial(seed_late_generators, found, context.randomness.generators),
+    )
 
 
 def _states_of_data(loader: BatchLoader, state: State, plan: Plan) -> dict[str, Stateful]:

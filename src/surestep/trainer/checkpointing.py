@@ -16,9 +16,12 @@ from surestep.engine.plan.plan import Plan
 from surestep.engine.schedule.lr import cycle_ends
 from surestep.engine.state.state import State, trainable_parameters
 from surestep.engine.step.callback import SavedCheckpoint
+from surestep.engine.step.log_point import LogPoint
 from surestep.engine.step.loop import Loop
+from surestep.engine.step.part import Part
 from surestep.engine.value import Metrics
 from surestep.record.checkpoint.discovery import list_checkpoints, size_on_disk
+from surestep.record.checkpoint.staging import check_can_be_saved
 from surestep.record.checkpoint.writer import SaveResult
 from surestep.record.run_writer import RunWriter
 from surestep.trainer.evaluator import Evaluator
@@ -26,7 +29,7 @@ from surestep.trainer.evaluator import Evaluator
 DISK_MAY_FILL = "THE DISK MAY FILL UP"
 
 
-class CheckpointManager:
+class CheckpointManager(Part):
     """Saves the state of a session; on several ranks all of them call each method.
 
     `step` is that of the newest save that did not fail, `path` the newest checkpoint on disk.
@@ -38,15 +41,29 @@ class CheckpointManager:
         loop: Loop,
         evaluator: Evaluator,
         print_line: Callable[[str], None],
+        is_closed: Callable[[], bool],
     ) -> None:
         self.step: int | None = None
         self.path: Path | None = None
         self._recorder = recorder
         self._loop = loop
         self._evaluator = evaluator
-        self._print_line = print_line
+        self._print_line, self._is_closed = print_line, is_closed
         self._pending = 0  # saves whose result the ranks do not know yet
         self._metrics = deque[tuple[int, Metrics]]()  # of the pending saves, in order
+
+    def on_first_step(self, state: State) -> None:
+        """Check that the state can be saved, now that the optimizers have theirs."""
+        check_can_be_saved(state)
+
+    def on_log(self, state: State, point: LogPoint) -> None:
+        """Report the saves that are done."""
+        if self._loop.world.size == 1 or not self._is_closed():  # no barriers while closing
+            self.collect()
+
+    def on_rollback(self, state: State) -> None:
+        """Save again what was saved of the steps that are undone."""
+        self.step = None
 
     def save_async(self) -> None:
         """Save the current state, waiting only until it is copied if a thread writes.
@@ -119,8 +136,7 @@ class CheckpointManager:
         self.path = result.path or self.path
         if result.path is not None:
             saved = SavedCheckpoint(result.path, result.step, metrics)
-            for hook in loop.hooks["on_save"]:
-                loop.queue_request(hook(loop.state, saved))
+            loop.call("on_save", saved)
         elif self.step == result.step:
             self.step = None
         if result.error is None:

@@ -13,7 +13,6 @@ from surestep.base.errors import ConfigError, ParallelError
 from surestep.config.config import Config
 from surestep.engine.data.batch_loader import BatchLoader, make_loader
 from surestep.engine.data.dataset import count_samples
-from surestep.engine.device import ran_out
 from surestep.engine.evaluate.evaluate import (
     check_targets,
     evaluate_parts,
@@ -57,7 +56,7 @@ def make_interrupt_check(loop: Loop) -> Callable[[], bool]:
     count = itertools.count(1)
 
     def is_interrupted() -> bool:
-        loop.check_time()
+        loop.call("on_eval_batch")
         if loop.world.size > 1 and next(count) % _AGREE_EVERY == 0:  # all have as many batches
             before = loop.world.agreed
             loop.world.exchange([])
@@ -148,10 +147,10 @@ class Evaluator:
                 writes=loop.context.writes,
             )
         except (RuntimeError, MemoryError) as error:
-            if loop.out_of_memory is None or not ran_out(error):
-                raise
             size = max(loader.layout.batch_size for loader in loaders.values())
-            raise loop.out_of_memory(error, eval_batch_size=size) from error
+            if (explained := loop.ask_parts(error, size)) is None:
+                raise
+            raise explained from error
 
     def predict(self, split: str, mc_dropout: int | None) -> Predictions:
         """Predict each sample of a split."""

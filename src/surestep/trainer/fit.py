@@ -13,7 +13,6 @@ from surestep.base.errors import (
     WorkerError,
 )
 from surestep.config.duration import Duration, PeriodicTrigger
-from surestep.engine.device import ran_out
 from surestep.engine.distributed.shards import is_model_sharded
 from surestep.engine.distributed.stop_signals import CTRL_C
 from surestep.engine.evaluate.evaluate import EvaluationInterrupted
@@ -62,9 +61,8 @@ def fit(session: Session) -> Run:
             raise
         except Exception as error:
             _fail(session, error, f"{type(error).__name__}: {error}")
-            if ran_out(error):
-                assert session.loop.out_of_memory is not None
-                raise session.loop.out_of_memory(error) from error
+            if (explained := session.loop.ask_parts(error)) is not None:
+                raise explained from error
             raise
     if received:
         session.close()
@@ -80,7 +78,7 @@ def _train(session: Session) -> bool:
     has_val = bool(session.task.val_sets())
     if has_val:
         evaluate = partial(_evaluate, session, TopK(loop, session.run.checkpoints))
-        loop.handlers[Request.EVALUATE] = evaluate
+        session.requests.use(Request.EVALUATE, evaluate)
         if session.state.best.is_due:
             loop.start()  # first, so that callbacks know what was evaluated before
             evaluate()
@@ -99,7 +97,7 @@ def _train(session: Session) -> bool:
         else:  # within a step: after its evaluation, so that the checkpoint has the metrics
             save_requested = True
 
-    loop.handlers[Request.SAVE] = save_on_request
+    session.requests.use(Request.SAVE, save_on_request)
     if has_val and plan.validation_on_start and not session.state.progress.step:
         loop.start()
         evaluate()
@@ -177,8 +175,9 @@ def _stop_early(session: Session) -> None:
             found = (
                 f"did not improve on {best.best:.4g} in {evaluations} since step {best.best_step}"
             )
-        session.loop.stopping = f"early stop: {plan.validation_metric} {found}"
-        session.print_line(session.loop.stopping)
+        reason = f"early stop: {plan.validation_metric} {found}"
+        session.loop.stop(reason)
+        session.print_line(reason)
 
 
 def _finish(session: Session, received: list[str]) -> str:

@@ -1,7 +1,7 @@
 """Non-finite steps and memory errors: their cause, and what the run folder keeps of them."""
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from surestep.base.text import format_bytes
 from surestep.engine.batch import Batch
 from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.data.stream_loader import StreamLoader
+from surestep.engine.device import ran_out
 from surestep.engine.diagnose.diagnose import (
     Diagnosis,
     StepHistory,
@@ -22,14 +23,16 @@ from surestep.engine.diagnose.diagnose import (
 from surestep.engine.distributed.rank_status import capitalize_first
 from surestep.engine.plan.plan import Plan
 from surestep.engine.profile.oom import memory_snapshot
-from surestep.engine.state.state import Progress
+from surestep.engine.state.state import Progress, State
 from surestep.engine.step.log_point import (
     STATE_BEFORE,
+    LogPoint,
     SkippedStep,
     describe_nonfinite_step,
     skip_hint,
 )
 from surestep.engine.step.loop import Loop
+from surestep.engine.step.part import Part
 from surestep.engine.step.train_step import StepResult
 from surestep.record.batch_dump import BatchDump, gather_batch
 from surestep.record.incident import folder_of, write_incident
@@ -83,8 +86,8 @@ class _Cause:
     is_manual: bool
 
 
-class NonFiniteHandler:
-    """Explains non-finite steps and saves incidents; see `explain` and `blame` of `Loop`.
+class NonFiniteHandler(Part):
+    """Explains non-finite steps and saves incidents.
 
     One process runs the step again to find its cause. Several ranks leave that to a replay. `save`
     saves the state before the step if needed.
@@ -106,18 +109,32 @@ class NonFiniteHandler:
         self._save = save
         self._print_line = print_line
         self._recent = StepHistory()
-        loop.on_log.append(self._recent)
-        loop.explain, loop.blame = self.explain, self.blame
+        self._manual: dict[int, Batch] = {}
 
-    def blame(self, result: StepResult, batch: Batch) -> tuple[int, ...] | None:
+    def keep_batch(self, batch: Batch, step: int) -> None:
+        """Keep the batch of a manual step until it is logged: it cannot be read again.
+
+        Args:
+            batch: as it was passed, not yet on the device.
+            step: the steps before it.
+        """
+        self._manual[step] = batch
+
+    def on_log(self, state: State, point: LogPoint) -> None:
+        """Remember the steps, and drop their batches."""
+        self._recent(point)
+        last = point.first_step + len(point.loss) - 1
+        self._manual = {step: batch for step, batch in self._manual.items() if step >= last}
+
+    def on_skip(self, state: State, result: StepResult, batch: Batch) -> tuple[int, ...] | None:
         """Report a skipped step; return the positions of the samples that caused it, if known."""
-        state, found = self._loop.state, None
+        found = None
         # `diagnose` takes the step's number from the progress, for the transform of the batch, the
         # learning rate and the frozen parts; the skipped step has been added to it already.
         now, state.progress = state.progress, result.progress_before
         reason = "which samples caused it is not known"
         if self._loop.world.size == 1:
-            is_manual = result.progress_before.step in self._loop.manual_batches
+            is_manual = result.progress_before.step in self._manual
             try:
                 index = None if is_manual else epoch_index(self._loop.loader, batch.epoch)
                 found = diagnose(self._loop.context, batch, index=index)
@@ -131,10 +148,13 @@ class NonFiniteHandler:
             return None
         return tuple(sample.position for sample in found.samples.samples)
 
-    def explain(
-        self, error: NonFiniteError, result: StepResult, manual: Mapping[int, Batch]
-    ) -> NonFiniteError:
+    def on_error(
+        self, state: State, error: Exception, place: StepResult | int | None
+    ) -> NonFiniteError | None:
         """Save the state, find the cause, write the incident; return the error with all of it."""
+        if not isinstance(error, NonFiniteError) or not isinstance(place, StepResult):
+            return None
+        result, (manual, self._manual) = place, (self._manual, {})
         if self._loop.world.size == 1:
             self._print_line(f"Step {error.step} was not finite: running it again to find why.")
         checkpoint, where = None, ""
@@ -239,28 +259,38 @@ def _add_explanation(
     error.samples = tuple(indices)
 
 
-def out_of_memory(
-    recorder: RunWriter, loop: Loop, error: BaseException, *, eval_batch_size: int | None = None
-) -> OutOfMemoryError:
-    """Write what is in memory; return an error with the sizes and what to set.
+class ExplainMemory(Part):
+    """Writes what is in memory if it runs out, and says what to set.
 
-    `eval_batch_size` is that of an evaluation; it is None if a step ran out of memory.
+    Args:
+        recorder: of the run folder.
+        plan: the options of the run.
     """
-    plan, step = loop.plan, loop.state.progress.step
-    if eval_batch_size is None:
-        name, where = f"step-{step + 1}", f"in step {step + 1}"
-        hint = (
-            f"Use a smaller micro_batch_size than {plan.micro_batch_size}, which changes no "
-            "update, or activation_checkpointing='on'."
+
+    def __init__(self, recorder: RunWriter, plan: Plan) -> None:
+        self._recorder, self._plan = recorder, plan
+
+    def on_error(
+        self, state: State, error: Exception, place: StepResult | int | None
+    ) -> OutOfMemoryError | None:
+        """Return an error with the sizes and what to set."""
+        if not ran_out(error):
+            return None
+        plan, step = self._plan, state.progress.step
+        if isinstance(place, int):
+            name, where = f"evaluation-{step}", f"in the evaluation after step {step}"
+            hint = f"Use a smaller validation.batch_size than {place}: no metric changes."
+        else:
+            name, where = f"step-{step + 1}", f"in step {step + 1}"
+            hint = (
+                f"Use a smaller micro_batch_size than {plan.micro_batch_size}, which changes no "
+                "update, or activation_checkpointing='on'."
+            )
+        snapshot = memory_snapshot(state, plan.device)
+        path = self._recorder.write(f"out-of-memory-{name}.json", snapshot)
+        kinds = ("weights", "gradients", "optimizer", "allocated")
+        sizes = ", ".join(f"{kind} {format_bytes(snapshot[kind])}" for kind in kinds)
+        first = str(error).partition("\n")[0]
+        return OutOfMemoryError(
+            f"Memory ran out {where}: {first} In memory: {sizes}; more in {path}. {hint}"
         )
-    else:
-        name, where = f"evaluation-{step}", f"in the evaluation after step {step}"
-        hint = f"Use a smaller validation.batch_size than {eval_batch_size}: no metric changes."
-    snapshot = memory_snapshot(loop.state, plan.device)
-    path = recorder.write(f"out-of-memory-{name}.json", snapshot)
-    kinds = ("weights", "gradients", "optimizer", "allocated")
-    sizes = ", ".join(f"{kind} {format_bytes(snapshot[kind])}" for kind in kinds)
-    first = str(error).partition("\n")[0]
-    return OutOfMemoryError(
-        f"Memory ran out {where}: {first} In memory: {sizes}; more in {path}. {hint}"
-    )

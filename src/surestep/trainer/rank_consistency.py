@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import nn
@@ -18,6 +18,7 @@ from surestep.engine.distributed.replica_check import find_mismatched
 from surestep.engine.metrics.base import check_metrics_of_ranks
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import State, trainable_parameters
+from surestep.engine.step.part import Part
 from surestep.engine.step.train_step import StepContext, forward_backward
 from surestep.record.io import to_jsonable
 from surestep.trainer.config_diff import FIRST_SAMPLES, NOT_SET, SOME_SAMPLES
@@ -144,30 +145,38 @@ def _describe_mismatched(ranks: Mapping[str, str]) -> str:
     return f"{name} has different values on rank {ranks[name]}{more}"
 
 
-def make_replica_check(
-    world: Communicator, state: State, plan: Plan, every: Duration
-) -> Callable[[], None]:
-    """Return a check, at log points, that all ranks have the same parameters, if one is due."""
-    per_epoch, done = plan.steps_per_epoch, -1
-    by_epoch = every.unit == "epochs" and per_epoch is None
-    period = every.amount if by_epoch else every.steps(per_epoch)
+class CheckReplicas(Part):
+    """Checks that all ranks have the same parameters.
 
-    def check() -> None:
-        nonlocal done
+    Args:
+        world: the ranks.
+        plan: the options of the run.
+        every: the interval.
+    """
+
+    def __init__(self, world: Communicator, plan: Plan, every: Duration) -> None:
+        self._world, self._done = world, -1
+        self._by_epoch = every.unit == "epochs" and plan.steps_per_epoch is None
+        self._period = every.amount if self._by_epoch else every.steps(plan.steps_per_epoch)
+
+    def on_due(self, state: State) -> None:
+        """Compare the parameters at the first log point after each interval.
+
+        Raises:
+            ParallelError: they differ.
+        """
         progress = state.progress
-        periods = count_periods(progress.epoch if by_epoch else progress.step, period)
-        if periods <= done:
+        periods = count_periods(progress.epoch if self._by_epoch else progress.step, self._period)
+        if periods <= self._done:
             return
-        done = periods
-        if mismatched := find_mismatched(world, state.model):
+        self._done = periods
+        if mismatched := find_mismatched(self._world, state.model):
             raise ParallelError(
                 f"The copies of the model are no longer the same after step {progress.step}: "
                 f"{_describe_mismatched(mismatched)}. Something changes them on one rank alone: a "
                 "callback or a hook, or a machine that computes incorrectly. Resume from an "
                 "earlier checkpoint with a smaller parallel.replica_check_every to find the step."
             )
-
-    return check
 
 
 def warm_up_ddp(context: StepContext, loader: BatchLoader, plan: Plan) -> None:

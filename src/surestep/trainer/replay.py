@@ -114,7 +114,7 @@ def replay(
         settings.enter_context(torch_settings(planned.plan))
         if checkpoint.record.get("base"):
             load_init_weights(planned.model, planned.task.init)
-        loop = build(planned, settings, (), fresh=False)
+        loop = build(planned, settings, (), fresh=False).loop
         settings.callback(loop.loader.close)
         prepare_load(checkpoint, loop.state)()
         batch = _batch(found, loop.loader)

@@ -60,6 +60,11 @@ class ResumeDecision:
         """Whether the best so far no longer counts."""
         return self.parent is not None or self.is_other_metric
 
+    @property
+    def own_checkpoint(self) -> Path | None:
+        """The folder of the checkpoint to load, if it is of this run."""
+        return None if self.checkpoint is None or self.parent else self.checkpoint.path
+
 
 def check_resume_arguments(resume: Resume, allow: Sequence[str], from_: str | None) -> None:
     """Raise a ConfigError if an argument has an unknown value."""

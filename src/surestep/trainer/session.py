@@ -3,7 +3,6 @@
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakSet
@@ -12,22 +11,19 @@ import torch
 from torch import nn
 
 from surestep.base.errors import RunError, SurestepError
-from surestep.engine.device import peak_memory
 from surestep.engine.evaluate.predict import Predictions
 from surestep.engine.plan.plan import Plan
 from surestep.engine.plan.specs import raw_name
 from surestep.engine.plan.system import SystemInfo
 from surestep.engine.state.average import AveragedWeights
 from surestep.engine.state.state import State
-from surestep.engine.step.callback import Request
-from surestep.engine.step.log_point import LogPoint
+from surestep.engine.step.callback import Callback
 from surestep.engine.step.loop import Loop
 from surestep.engine.step.train_step import StepResult
 from surestep.engine.task.task import Task
 from surestep.engine.value import Metrics, Value, shown
 from surestep.record.checkpoint.discovery import checkpoint_name, list_checkpoints
 from surestep.record.checkpoint.reader import CheckpointReader
-from surestep.record.checkpoint.staging import check_can_be_saved
 from surestep.record.progress_display import NullProgress
 from surestep.record.run import Run, Which
 from surestep.record.run_writer import RunWriter
@@ -35,8 +31,9 @@ from surestep.trainer.best_metric import update_best
 from surestep.trainer.checkpointing import CheckpointManager
 from surestep.trainer.evaluator import Evaluator
 from surestep.trainer.given_batches import check_train_step, offset_positions
-from surestep.trainer.incidents import NonFiniteHandler, out_of_memory, sample_indices
+from surestep.trainer.incidents import NonFiniteHandler
 from surestep.trainer.rank_zero import load_checkpoint
+from surestep.trainer.request_handler import RequestHandler
 from surestep.trainer.review.findings import RunChecks, describe
 from surestep.trainer.summary import ThroughputCounter, end_of_loop, summarize_run, write_summary
 
@@ -66,13 +63,15 @@ class Session:
         recorder: RunWriter,
         settings: ExitStack,
         system: SystemInfo,
+        *,
+        finished: bool,
+        ignored: str,
     ) -> None:
         self.plan = plan
         self.task = task
         self.loop = loop
         self.system = system
-        self.finished = self.closed = False
-        self.ignored = ""
+        self.finished, self.closed, self.ignored = finished, False, ignored
         self._has_end = self._has_manual_steps = False
         self._error: BaseException | None = None  # the error that left the `with` block
         self.timed = ThroughputCounter()
@@ -82,23 +81,25 @@ class Session:
         self._open_steps: WeakSet[Generator[StepResult, None, None]] = WeakSet()
         self._noticed: set[str] = set()
         self._progress: NullProgress = NullProgress()
-        self.saving = CheckpointManager(recorder, loop, evaluator, self.print_line)
-        loop.on_log.append(self._log)
-        loop.after_first.append(partial(check_can_be_saved, loop.state))
-        loop.handlers = {Request.SAVE: self.saving.save_async, Request.EVALUATE: self.evaluate}
+        self.saving = CheckpointManager(
+            recorder, loop, evaluator, self.print_line, lambda: self.closed
+        )
+        self.requests = RequestHandler(self.saving.save_async, self.evaluate)
         self.checks = RunChecks(loop, task, system, recorder, self.print_line)
         self.incidents = NonFiniteHandler(loop, recorder, self.ensure_saved, self.print_line)
-        loop.out_of_memory = partial(out_of_memory, recorder, loop)
 
-    def open(self, progress: NullProgress, checkpoint: Path | None, *, finished: bool) -> None:
-        """Start the progress display; `prepare()` calls this once.
+    def open(
+        self, parts: Sequence[Callback], progress: NullProgress, checkpoint: Path | None
+    ) -> None:
+        """Start the parts of the run; `prepare()` calls this once.
 
         Args:
-            progress: the display.
+            parts: in order.
+            progress: the display, one of them.
             checkpoint: folder of the checkpoint of this run that was loaded; None if none was.
-            finished: whether the run in the folder is finished.
         """
-        self._progress, self.finished = progress, finished
+        self._progress = progress
+        self.loop.attach(parts, self.notify)
         if checkpoint is not None:
             self.saving.step, self.saving.path = self.state.progress.step, checkpoint
 
@@ -192,7 +193,7 @@ class Session:
         batch = loader.make_batch(micro_batches, position, progress.step)
         if self.loop.world.size > 1:
             batch = offset_positions(self.loop.world, batch)
-        self.loop.manual_batches[progress.step] = batch
+        self.incidents.keep_batch(batch, progress.step)
         self._has_manual_steps = True
         result = self.loop.step(loader.move(batch))
         self.loop.maybe_log()
@@ -234,8 +235,7 @@ class Session:
                 self.plan, self.state, metrics, self.loop.context.schedule.peak
             ):
                 self.print_line(line)
-            for hook in self.loop.hooks["on_evaluate"]:
-                self.loop.queue_request(hook(self.state, Metrics(metrics)))
+            self.loop.call("on_evaluate", Metrics(metrics))
         if metrics:
             limit = self.plan.limit_val_batches
             of = " of the average" if average is not None else ""
@@ -345,9 +345,7 @@ class Session:
         """
         with self.loop.context.train_modes.for_weights():
             load_checkpoint(self.loop.world, checkpoint, self.state)
-        self.saving.step = None
-        self.loop.on_rollback()
-        self._progress.rewind(self.state.progress.step)
+        self.loop.continue_from_checkpoint()
 
     @property
     def is_evaluated(self) -> bool:
@@ -413,7 +411,7 @@ class Session:
             stack.callback(self._progress.close)
             stack.push(self._write_end)
             stack.callback(self.saving.wait)
-            for hook in self.loop.hooks["on_end"]:
+            for hook in self.loop.hooks("on_end"):
                 stack.callback(hook, self.state)
             if self.state.counts.skipped:
                 stack.callback(self._recorder.write_skipped)
@@ -424,7 +422,6 @@ class Session:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self.loop.world.failed(error)
-        self.loop.is_failing = error is not None
         self._error = error
         if error is not None and not self.closed:
             self._call_on_exception(error)
@@ -447,35 +444,12 @@ class Session:
         )
 
     def _call_on_exception(self, error: BaseException) -> None:
-        for callback in self.loop.callbacks:
+        for callback in self.loop.parts:
             try:
                 callback.on_exception(self.state, error)
             except Exception as late:  # the error that ended the run is the one to raise
                 kind = type(callback).__name__
                 error.add_note(f"{kind}.on_exception failed: {type(late).__name__}: {late}")
-
-    def _log(self, point: LogPoint) -> None:
-        self.timed.add(point)
-        self.checks.on_log(point)
-        self._recorder.steps(point, self._group_rates(), peak_memory(self.plan.device))
-        if self.loop.world.size == 1 or not self.closed:  # no barriers while closing
-            self.saving.collect()
-        self._progress.log(point)
-        for skip in point.skips:
-            self._recorder.skipped(skip, sample_indices(self.loop.loader, skip))
-        for notice in self.loop.notices:
-            if (text := notice()) is not None:
-                self.notify(text)
-
-    def _group_rates(self) -> dict[str, float]:
-        """Return the learning rate of each parameter group; empty if all have the same."""
-        optimizers = self.state.optimizers
-        rates = {
-            f"{f'{name}/' if len(optimizers) > 1 else ''}{group.get('name', index)}": group["lr"]
-            for name, optimizer in optimizers.items()
-            for index, group in enumerate(optimizer.param_groups)
-        }
-        return rates if len(set(rates.values())) > 1 else {}
 
     def notify(self, text: str) -> None:
         """Print a line and write it to the events.
@@ -485,6 +459,17 @@ class Session:
         """
         self._recorder.event("notice", step=self.state.progress.step, text=text)
         self.print_line(text)
+
+    def list_not_checked(self, notes: dict[str, str]) -> None:
+        """List in the Plan what could not be checked.
+
+        Args:
+            notes: why, by what.
+        """
+        if notes:
+            self.plan = self.plan.list_not_checked(notes)
+            if self.loop.world.is_first and not self.finished:
+                self._recorder.write_plan(self.plan)
 
     def _notice_once(self, text: str) -> None:
         if text and text not in self._noticed:

@@ -37,10 +37,7 @@ def _stop_session(reference: "weakref.ref[Session]", received: list[str], name: 
         return
     if not session.closed:  # the caller may continue, so the next signal counts too
         received.clear()
-    if session.loop.is_stepping:
-        session.loop.stop = partial(_raise_preempted, session, name)
-    else:
-        _raise_preempted(session, name)
+    session.loop.after_step(partial(_raise_preempted, session, name))
 
 
 def _raise_preempted(session: Session, name: str) -> None:

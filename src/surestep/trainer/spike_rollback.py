@@ -6,7 +6,10 @@ from typing import Any
 
 from surestep.base.errors import CheckpointError
 from surestep.engine.state.loss_spikes import LossSpike
+from surestep.engine.state.state import State
+from surestep.engine.step.callback import Request
 from surestep.engine.step.log_point import LogPoint, SkippedStep
+from surestep.engine.step.part import Part
 from surestep.record.checkpoint.discovery import list_checkpoints, step_of
 from surestep.record.checkpoint.reader import open_checkpoint
 from surestep.record.run_writer import RunWriter
@@ -15,7 +18,7 @@ from surestep.trainer.rank_zero import open_verified, run_on_rank_zero
 from surestep.trainer.session import Session
 
 
-class SpikeWatch:
+class SpikeWatch(Part):
     """Checks the losses of each log point for spikes.
 
     A rollback is a function of the losses alone, not of where log points and checkpoints are: the
@@ -27,9 +30,14 @@ class SpikeWatch:
         self.session = session
         self.recorder = recorder
 
-    def __call__(self, point: LogPoint) -> None:
+    def on_start(self, state: State) -> Request | None:
+        """Save the first checkpoint to go back to."""
+        goes_back = self.session.plan.on_spike == "rollback"
+        return Request.SAVE if goes_back and not state.progress.step else None
+
+    def on_log(self, state: State, point: LogPoint) -> None:
         """Report the first spike of a log point; roll back if that is set."""
-        spikes = self.session.state.spikes.find(point.first_step, point.loss)
+        spikes = state.spikes.find(point.first_step, point.loss)
         if not spikes:
             return
         spike = spikes[0]

@@ -9,6 +9,7 @@ from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import State
 from surestep.engine.step.log_point import LogPoint
 from surestep.engine.step.loop import Loop
+from surestep.engine.step.part import Part
 from surestep.record.checkpoint.discovery import list_checkpoints
 from surestep.record.run_writer import RunWriter, describe_error_end
 
@@ -16,7 +17,7 @@ ALL_DONE = "all steps are done"
 
 
 @dataclass
-class ThroughputCounter:
+class ThroughputCounter(Part):
     """The time of the steps that this process took; `since_step` is the step before the first."""
 
     since_step: int | None = None
@@ -24,7 +25,7 @@ class ThroughputCounter:
     data_wait_s: float = 0.0
     items: float = 0.0
 
-    def add(self, point: LogPoint) -> None:
+    def on_log(self, state: State, point: LogPoint) -> None:
         """Add the steps of a log point."""
         if self.since_step is None:
             self.since_step = point.first_step - 1

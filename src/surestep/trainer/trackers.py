@@ -45,6 +45,10 @@ class TrackerThreads:
         model: as it was built; copied without its weights if a tracker uses it.
         world: only its rank 0 has trackers.
         decision: there are no trackers if the run is finished.
+        recorder: of the run folder, which they read.
+
+    Attributes:
+        followers: the threads.
     """
 
     def __init__(
@@ -54,25 +58,25 @@ class TrackerThreads:
         model: nn.Module,
         world: Communicator,
         decision: ResumeDecision,
+        recorder: RunWriter,
     ) -> None:
         is_used = world.is_first and not decision.finished
         by_name = [tracker_class(name)() for name in plan.logging_trackers] if is_used else []
-        self._trackers = [*by_name, *own] if is_used else []
-        is_needed = any(tracker.uses_model for tracker in self._trackers)
-        self._template = ModelTemplate(model) if is_needed else None
-
-    def start(self, session: Session, recorder: RunWriter, display: NullProgress) -> None:
-        """Let each tracker follow the events of the run, until the session closes."""
-        load = None if self._template is None else partial(self._template.load, session.run)
-        folder = session.run.path.absolute()
-        followers = [
-            Follower(Delivery(folder, tracker, load_model=load)) for tracker in self._trackers
+        trackers = [*by_name, *own] if is_used else []
+        is_needed = any(tracker.uses_model for tracker in trackers)
+        template = ModelTemplate(model) if is_needed else None
+        load = None if template is None else lambda: template.load(recorder.run)
+        folder, self._recorder = recorder.folder.absolute(), recorder
+        self.followers = [
+            Follower(Delivery(folder, tracker, load_model=load)) for tracker in trackers
         ]
-        for follower in followers:
+
+    def start(self, session: Session, display: NullProgress) -> None:
+        """Let each tracker follow the events of the run, until the session closes."""
+        for follower in self.followers:
             follower.start()
-            session.loop.notices.append(follower.notice)
-        if followers:
-            finish = partial(_finish, followers, session, recorder, display)
+        if self.followers:
+            finish = partial(_finish, self.followers, session, self._recorder, display)
             session.at_end(finish, is_last=True)
 
 

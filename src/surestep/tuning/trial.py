@@ -149,8 +149,9 @@ class Reporter(Callback):
             return bool(self._link.ask({"evaluations": new}).get("prune"))
 
         if run_on_rank_zero(loop.world, ask):
-            loop.stopping = f"{PRUNED} after step {loop.state.progress.step}"
-            self.session.print_line(loop.stopping)
+            reason = f"{PRUNED} after step {loop.state.progress.step}"
+            loop.stop(reason)
+            self.session.print_line(reason)
 
     def _estimate(self, number: int, step: int) -> int:
         """Return how many evaluations the run makes; if no plan says it, as often as so far."""

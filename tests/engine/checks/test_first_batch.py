@@ -10,6 +10,7 @@ from surestep.base.errors import DataError, SurestepError, TaskError
 from surestep.engine.metrics.base import pop_logged
 from tests import tiny
 from tests.laws.support.detector import Detector, Images, collate
+from tests.parts import see_log_points
 
 X, Y = tiny.data()
 TOKENS = torch.randint(3, (20, 6))
@@ -48,7 +49,7 @@ def test_values_logged_in_the_checks_are_not_those_of_the_first_step(tmp_path, w
     with tiny.prepare(tmp_path, parts, logging={"every": "1 step"}) as session:
         assert pop_logged() == []
         points, before = [], len(calls)
-        session.loop.on_log.append(points.append)
+        see_log_points(session, points.append)
         next(session.steps())
     assert before > 0
     assert points[0].logged.get("calls") == (None if where == "metric" else [before + 1.0])

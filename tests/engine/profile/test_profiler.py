@@ -13,6 +13,7 @@ from surestep.engine.profile import profiler
 from surestep.engine.profile.profiler import peak_flops
 from surestep.engine.step import loop
 from tests import tiny
+from tests.parts import add_part
 
 
 def events(run, kind):
@@ -55,11 +56,11 @@ def test_flops_are_counted_in_the_step_before(tmp_path):
 
     class Look(surestep.Callback):
         def on_step(self, state, result):
-            found.append(next(c for c in session.loop.callbacks if hasattr(c, "_flops"))._flops)
+            found.append(next(c for c in session.loop.parts if hasattr(c, "_flops"))._flops)
 
     said = {"profile": "2:2", "max_steps": 2}
     with tiny.prepare(tmp_path / "run", {"train": tiny.data(64)}, **said) as session:
-        session.loop.add_callback(Look())
+        add_part(session, Look())
         list(session.steps())
     first, second = 2 * 8 * tiny.FEATURES * 8, 2 * 8 * 8 * tiny.CLASSES
     assert found[-1] == 2 * first + 3 * second

@@ -2,7 +2,8 @@ import pytest
 
 import surestep
 from surestep.base.errors import Preempted, TaskError
-from surestep.engine.step.callback import Callback, Request, callbacks_with, stateful_callbacks
+from surestep.engine.step.callback import Callback, Request, stateful_callbacks
+from surestep.engine.step.part import parts_with
 from surestep.trainer.trainer import Trainer
 from tests import tiny
 
@@ -50,8 +51,8 @@ def test_hooks_that_are_not_overridden_are_not_called():
             return None
 
     steps = Steps()
-    assert callbacks_with([Callback(), steps], "on_step") == [steps]
-    assert callbacks_with([Callback(), steps], "on_batch") == []
+    assert parts_with([Callback(), steps], "on_step") == [steps]
+    assert parts_with([Callback(), steps], "on_batch") == []
 
 
 def test_stop_ends_the_run_after_the_step(tmp_path):

@@ -143,10 +143,14 @@ def test_log_point_reads_the_device_once(folder, monkeypatch):
 
 
 def test_nothing_is_measured_between_log_points(folder, monkeypatch):
-    measured, end = [], LayerNormMeter.end
-    monkeypatch.setattr(
-        LayerNormMeter, "end", lambda self, r: (measured.append(r.step), end(self, r))
-    )
+    measured, on_step = [], LayerNormMeter.on_step
+
+    def note(meter, state, result):
+        if meter._before is not None:
+            measured.append(result.step)
+        on_step(meter, state, result)
+
+    monkeypatch.setattr(LayerNormMeter, "on_step", note)
     train(task(), folder(), **options(logging={"every": "4 steps", "per_layer": True}))
     assert measured == [4, 6]
     train(task(), folder(), **options(logging={"every": "4 steps"}))

@@ -8,6 +8,7 @@ from torch import nn
 from surestep.base.errors import NonFiniteError
 from surestep.engine.step import gc as garbage
 from tests import tiny
+from tests.parts import see_log_points
 
 X, Y = tiny.data()
 
@@ -25,7 +26,7 @@ ORDERED = {"data": {"shuffle": False}}
 
 def points_of(session):
     points = []
-    session.loop.on_log.append(points.append)
+    see_log_points(session, points.append)
     return points
 
 

@@ -8,6 +8,7 @@ from surestep.base.errors import NonFiniteError
 from surestep.engine.model.preserve import BufferSnapshot
 from surestep.engine.modes import TrainModes
 from tests import tiny
+from tests.parts import see_log_points
 
 X, Y = tiny.data()
 
@@ -201,7 +202,7 @@ def test_logged_terms_of_a_loss_add_up_to_it(tmp_path, reduction, micro_batch_si
     parts, points = {"loss": terms, "reduction": reduction, "model": tiny.model()}, []
     expected = {name: value.item() for name, value in terms(parts["model"](X[:8]), Y[:8]).items()}
     with session_of(tmp_path, parts, **options) as session:
-        session.loop.on_log.append(points.append)
+        see_log_points(session, points.append)
         list(session.steps())
     (point,) = points
     assert {name: value for name, (value,) in point.logged.items()} == pytest.approx(expected)

@@ -133,7 +133,7 @@ def trained_modules(
     }
 
 
-def check_requires_grad(state: State) -> Callable[[object], None]:
+def check_requires_grad(state: State) -> Callable[..., None]:
     """Return a check, for log points, of what your code froze or unfroze in mid-run.
 
     What was frozen at the start is in no optimizer. ZeRO treats a missing gradient as 0.
@@ -142,7 +142,7 @@ def check_requires_grad(state: State) -> Callable[[object], None]:
     frozen = [item for item in parameters if not item[1].requires_grad]
     trained = [item for item in parameters if item[1].requires_grad and state.keeper is not None]
 
-    def check(_: object) -> None:
+    def check(*_: object) -> None:
         unfrozen = [name for name, parameter in frozen if parameter.requires_grad]
         if unfrozen:
             raise TaskError(

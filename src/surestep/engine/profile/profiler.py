@@ -14,8 +14,10 @@ from surestep.base.paths import FixedPath
 from surestep.engine.batch import Batch
 from surestep.engine.distributed.gloo_threads import wait_until_idle
 from surestep.engine.state.state import State
-from surestep.engine.step.callback import Callback, Request
+from surestep.engine.step.callback import Request
+from surestep.engine.step.log_point import LogPoint
 from surestep.engine.step.loop import Loop
+from surestep.engine.step.part import Part
 from surestep.engine.step.train_step import StepResult
 
 if TYPE_CHECKING:
@@ -43,8 +45,8 @@ def peak_flops(device: str, precision: str) -> float | None:
     return peaks[precision] * 1e12 if precision in peaks else None
 
 
-class Profile(Callback):
-    """Records the steps `first` to `last`, counted from 1; a run resumed between them joins there.
+class Profile(Part):
+    """Records steps such as "10:20", counted from 1; a run resumed between them joins there.
 
     It writes a trace for Chrome or Perfetto, and a table of the most expensive operations. The
     operations of one step are counted in the step before the first, which that slows down.
@@ -54,8 +56,8 @@ class Profile(Callback):
 
     folder = FixedPath()
 
-    def __init__(self, first: int, last: int, folder: Path, loop: Loop) -> None:
-        self.first, self.last = first, last
+    def __init__(self, steps: str, folder: Path, loop: Loop) -> None:
+        self.first, self.last = map(int, steps.split(":"))
         self.folder = folder
         self.loop = loop
         self._counter: FlopCounterMode | None = None
@@ -63,6 +65,13 @@ class Profile(Callback):
         self._profile: Any = None
         self._samples = 0
         self._notice: str | None = None
+
+    def on_start(self, state: State) -> str | None:
+        """Return that a run which resumes is past the last step."""
+        if state.progress.step < self.last:
+            return None
+        steps = self.loop.plan.profile
+        return f"profile={steps!r} is over: the run is at step {state.progress.step}."
 
     def on_batch(self, state: State, batch: Batch) -> Request | None:
         """Begin at the first step."""
@@ -99,7 +108,7 @@ class Profile(Callback):
         if self._profile is not None:
             self._write(state.progress.step)
 
-    def notice(self) -> str | None:
+    def on_log(self, state: State, point: LogPoint) -> str | None:
         """Return what was found, once."""
         notice, self._notice = self._notice, None
         return notice

@@ -56,6 +56,9 @@ class Request(Enum):
     EVALUATE = "evaluate"
 
 
+Reply = Request | str | None  # of a hook: a request, or a line for the user
+
+
 @dataclass(frozen=True)
 class SavedCheckpoint:
     """A checkpoint that was just written and verified.
@@ -75,7 +78,7 @@ class Callback:
     """Base class of callbacks, with nine hooks; override those that you need.
 
     Hooks observe the run and must not change it. A hook that returns a `Request` makes the run
-    stop, pause, save or evaluate.
+    stop, pause, save or evaluate. A line of text is printed, and written to the events as a notice.
 
     Example:
         >>> import torch
@@ -91,17 +94,17 @@ class Callback:
         2
     """
 
-    def on_start(self, state: "State") -> Request | None:
+    def on_start(self, state: "State") -> Reply:
         """Called before the first step of this process.
 
         Args:
             state: the initial state, or that of the checkpoint from which the run resumes.
 
         Returns:
-            A request, or None.
+            A request, a line to print, or None.
         """
 
-    def on_batch(self, state: "State", batch: "Batch") -> Request | None:
+    def on_batch(self, state: "State", batch: "Batch") -> Reply:
         """Called with each global batch, before its forward pass.
 
         Args:
@@ -110,10 +113,10 @@ class Callback:
                 rank has read of it.
 
         Returns:
-            A request, or None.
+            A request, a line to print, or None.
         """
 
-    def on_backward(self, state: "State") -> Request | None:
+    def on_backward(self, state: "State") -> Reply:
         """Called after the backward pass; gradients are unscaled and not yet clipped.
 
         A manual step calls it once for each loop over its micro-batches, before the first clipping.
@@ -123,10 +126,10 @@ class Callback:
                 sharded if they are. Reading a gradient waits for the device.
 
         Returns:
-            A request, or None.
+            A request, a line to print, or None.
         """
 
-    def on_step(self, state: "State", result: "StepResult") -> Request | None:
+    def on_step(self, state: "State", result: "StepResult") -> Reply:
         """Called after each step.
 
         Args:
@@ -134,10 +137,10 @@ class Callback:
             result: what the step did; reading one of its tensors waits for the device.
 
         Returns:
-            A request, or None.
+            A request, a line to print, or None.
         """
 
-    def on_evaluate(self, state: "State", metrics: Metrics) -> Request | None:
+    def on_evaluate(self, state: "State", metrics: Metrics) -> Reply:
         """Called after an evaluation of all validation sets, once per step.
 
         Args:
@@ -146,10 +149,10 @@ class Callback:
                 the like.
 
         Returns:
-            A request, or None.
+            A request, a line to print, or None.
         """
 
-    def on_log(self, state: "State", point: "LogPoint") -> Request | None:
+    def on_log(self, state: "State", point: "LogPoint") -> Reply:
         """Called at each log point: every `logging.every`, and before evaluations and checkpoints.
 
         Args:
@@ -158,10 +161,10 @@ class Callback:
                 device.
 
         Returns:
-            A request, or None.
+            A request, a line to print, or None.
         """
 
-    def on_save(self, state: "State", checkpoint: SavedCheckpoint) -> Request | None:
+    def on_save(self, state: "State", checkpoint: SavedCheckpoint) -> Reply:
         """Called when a checkpoint is on disk and verified.
 
         Args:
@@ -169,7 +172,7 @@ class Callback:
             checkpoint: its folder, step and metrics.
 
         Returns:
-            A request, or None.
+            A request, a line to print, or None.
         """
 
     def on_exception(self, state: "State", error: BaseException) -> None:
@@ -213,12 +216,6 @@ def check_hooks(callback: Callback) -> None:
                 f"{kind.__name__}.{name} is called with ({', '.join(takes)}), and cannot take "
                 f"them. Write {written}."
             ) from None
-
-
-def callbacks_with(callbacks: Iterable[Callback], moment: str) -> list[Callback]:
-    """Return the callbacks that override the hook `moment`; the others cost nothing."""
-    plain = getattr(Callback, moment)
-    return [callback for callback in callbacks if getattr(type(callback), moment) is not plain]
 
 
 def stateful_callbacks(callbacks: "Iterable[Callback]") -> "dict[str, Stateful]":

@@ -13,7 +13,6 @@ from surestep.engine.device import sum_dtype
 from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import Progress
-from surestep.engine.step.layer_norms import LayerNorms
 from surestep.engine.step.train_step import StepResult
 
 Reason = Literal["overflow", "nonfinite", "no_items", "spike"]
@@ -43,6 +42,28 @@ def skipped_step(result: StepResult, batch: Batch) -> SkippedStep:
     if outcome.overflow or outcome.nonfinite:
         reason = "overflow" if outcome.overflow else "nonfinite"
     return SkippedStep(result.step, batch.epoch, where, reason)
+
+
+class LayerNorms(NamedTuple):
+    """Norms at one step, by layer, of all ranks.
+
+    A layer is a module with its direct parameters, such as "blocks.0.attention". A parameter of the
+    model itself is a layer, too. In a step with several optimizers, the gradient of a
+    parameter is the last that was clipped.
+
+    Attributes:
+        step: the step.
+        grad_norm: of the gradient that `grad_norm` of the step measures: of the global batch, and
+            before clipping. Layers without a gradient are left out.
+        weight_norm: of the weights after the step.
+        update_norm: of the weights after the step minus those before it. It includes the learning
+            rate, weight decay and clipping, and is 0 if the step was skipped.
+    """
+
+    step: int
+    grad_norm: dict[str, float]
+    weight_norm: dict[str, float]
+    update_norm: dict[str, float]
 
 
 @dataclass(frozen=True)

@@ -1,31 +1,30 @@
 """The generator of steps: epochs, log points, requests, interruption."""
 
+import itertools
 import math
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from surestep.base.errors import NonFiniteError, WorkerError
+from surestep.base.errors import WorkerError
 from surestep.config.duration import PeriodicTrigger
 from surestep.engine.batch import Batch
 from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.data.failures import explain_target
 from surestep.engine.data.stream_loader import StreamLoader
-from surestep.engine.device import ran_out
 from surestep.engine.distributed.communicator import WORDS, WORKER_DIED
 from surestep.engine.model.forward_errors import explain_single
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import State
-from surestep.engine.step.callback import HOOKS, Callback, Request
+from surestep.engine.step.callback import Callback, Reply, Request
 from surestep.engine.step.gc import manual_gc
-from surestep.engine.step.layer_norms import LayerNormMeter, LayerNorms
 from surestep.engine.step.log_point import (
+    LayerNorms,
     LogPoint,
     SkippedStep,
     is_fatal,
@@ -34,87 +33,68 @@ from surestep.engine.step.log_point import (
     read_scalars,
     skipped_step,
 )
-from surestep.engine.step.separate_draws import hooks_of
+from surestep.engine.step.part import find_moments
 from surestep.engine.step.train_step import StepContext, StepResult, train_step
 
 _REASONS = {"pause": "a callback asked to pause", "max_time": "max_time is over"}
 
 
-@dataclass
 class Loop:
-    """Steps over a batch loader, with what happens between them.
+    """Steps over a batch loader, and calls the parts of the run at their moments.
 
     Attributes:
-        on_log: called with each log point.
-        notices: called at each log point; they return a message, or None.
-        layer_norms: measures each layer in the steps after which a log point may be due.
-        check_replicas: compares the copies of several ranks, at each log point that is due.
-        handlers: do what callbacks request, by request.
-        after_first: called once, after the first step that updated the parameters.
-        out_of_memory: returns the error for a step that ran out of memory.
-        explain: returns the error for a step that was not finite.
-        blame: returns the positions of the samples for which a step is skipped, if known.
-        manual_batches: batches passed to `train_step()` since the last log point, by step: they
-            cannot be read again.
+        context: of a step.
+        loader: of the training data.
+        plan: the resolved options.
+        parts: what acts beside the step, in order; none before `attach()`.
         stopping: why the loop stops after this step; None while it continues.
         interrupted: why the run pauses after this step, such as "Ctrl-C".
-        deadline: pause after this, in seconds of `time.monotonic()`.
-        signature: what the model takes and returns, if it was called with the first batch.
-        worker_error: a data worker of this rank died, and the ranks stop together.
-        is_stepping: a step is being taken; it must not be interrupted.
-        stop: called once, after that step; it raises the error for a signal.
-        rolled_back: an earlier checkpoint was loaded at the last log point.
-        is_failing: this rank leaves by an error, of which the others may not know.
+        data_wait_s: how long the steps of this process waited for data.
+        ends_epoch: the last step of `steps()` was the last of its epoch.
     """
 
-    context: StepContext
-    loader: BatchLoader
-    plan: Plan
-    callbacks: list[Callback] = field(default_factory=list)
-    on_log: list[Callable[[LogPoint], None]] = field(default_factory=list)
-    notices: list[Callable[[], str | None]] = field(default_factory=list)
-    layer_norms: LayerNormMeter | None = None
-    check_replicas: Callable[[], None] | None = None
-    handlers: dict[Request, Callable[[], object]] = field(default_factory=dict)
-    after_first: list[Callable[[], None]] = field(default_factory=list)
-    out_of_memory: Callable[..., Exception] | None = None
-    explain: Callable[[NonFiniteError, StepResult, dict[int, Batch]], NonFiniteError] | None = None
-    blame: Callable[[StepResult, Batch], tuple[int, ...] | None] | None = None
-    manual_batches: dict[int, Batch] = field(default_factory=dict)
-    stopping: str | None = None
-    interrupted: str = ""
-    deadline: float | None = None
-    signature: dict[str, Any] | None = None
-    worker_error: WorkerError | None = None
-    is_stepping: bool = False
-    stop: Callable[[], object] | None = None
-
-    def __post_init__(self) -> None:
-        self.world = self.context.strategy.world
+    def __init__(self, context: StepContext, loader: BatchLoader, plan: Plan) -> None:
+        self.context, self.loader, self.plan = context, loader, plan
+        self.world = context.strategy.world
+        self.parts: Sequence[Callback] = ()
+        self.stopping: str | None = None
+        self.interrupted = ""
+        self.data_wait_s = self._reported_wait_s = 0.0
+        self.ends_epoch = False
         self._pending: list[StepResult] = []
         self._skips: list[SkippedStep] = []
         self._clock = time.perf_counter()
-        self.data_wait_s = self._reported_wait_s = 0.0
-        self._cadence = PeriodicTrigger(self.plan.logging_every, self.plan.steps_per_epoch)
+        self._cadence = PeriodicTrigger(plan.logging_every, plan.steps_per_epoch)
         self._next_look = 0
-        self._started = self._doing = self.ends_epoch = self.rolled_back = self.is_failing = False
+        self._started = self._doing = self._is_stepping = False
         self._asked: list[Request] = []
-        self._find_hooks()
+        self._worker_error: WorkerError | None = None
+        self._after_step: Callable[[], object] | None = None
+        self.attach((), notify=lambda text: None)
 
-    def add_callback(self, callback: Callback) -> None:
-        """Add a callback."""
-        self.callbacks.append(callback)
-        self._find_hooks()
+    def attach(self, parts: Sequence[Callback], notify: Callable[[str], None]) -> None:
+        """Call these parts from now on.
 
-    def _find_hooks(self) -> None:
-        self.hooks = {
-            moment: hooks_of(self.callbacks, moment, self.plan.seed, self.plan.device)
-            for moment in HOOKS
-        }
-        self._on_batch, self._on_step = self.hooks["on_batch"], self.hooks["on_step"]
+        Args:
+            parts: of the run, in order.
+            notify: shows the user a notice of a part.
+        """
+        self.parts, self._notify = parts, notify
+        self._moments = find_moments(parts, self.plan.seed, self.plan.device)
+        self._on_batch, self._on_step = self._moments["on_batch"], self._moments["on_step"]
+        self._on_first_step = self._moments["on_first_step"]
         self.context.on_backward = [
-            partial(self._call_backward, hook) for hook in self.hooks["on_backward"]
+            partial(self._call_backward, hook) for hook in self._moments["on_backward"]
         ]
+
+    def hooks(self, moment: str) -> list[Callable[..., Any]]:
+        """Return what to call at a moment, in order."""
+        return self._moments[moment]
+
+    def call(self, moment: str, *args: Any) -> None:
+        """Call the parts that have a moment, in order; do later what they request."""
+        for hook in self._moments[moment]:
+            self._note(hook(self.state, *args))
 
     @property
     def state(self) -> State:
@@ -137,8 +117,6 @@ class Loop:
             self._clock = time.perf_counter()
             self._count_from_here()
             while self.state.progress.step < end and self.stopping is None:
-                if self.rolled_back:
-                    self._count_from_here()
                 asked = time.perf_counter()
                 for batch in self.loader.batches(
                     self.state.progress.epoch, self.state.progress.position
@@ -146,18 +124,16 @@ class Loop:
                     self.data_wait_s += time.perf_counter() - asked
                     if state.spikes.skipped_steps:
                         batch = state.spikes.filter_batch(batch, state.progress.step + 1)
-                    if self.deadline is not None:
-                        self.check_time()
                     result = self.step(batch)
                     place, self.ends_epoch = state.progress, batch.ends_epoch
                     ends = self.ends_epoch or place.step >= end or self.stopping is not None
                     if (ends or place.step >= self._next_look) and self.maybe_log(force=ends):
                         collect(2 if ends else 1)
                         self.run_requests()
-                    if self.rolled_back:
-                        break
+                    if state.progress.step != result.step:
+                        break  # the run was rolled back
                     yield result
-                    if self.rolled_back or state.progress is not place:
+                    if state.progress is not place:
                         break  # other progress was loaded while the caller had control
                     if place.step >= end or self.stopping is not None:
                         self.check_workers()
@@ -170,7 +146,6 @@ class Loop:
 
     def _count_from_here(self) -> None:
         """Schedule the next log point from the current progress."""
-        self.rolled_back = False
         self._cadence.start(self.state.progress.items, self.world.seconds)
         self._next_look = self._cadence.next_check_step(self.state.progress.step)
 
@@ -178,57 +153,76 @@ class Loop:
         """Take one step on a batch that is on the device, and call the callbacks."""
         if not self._started:
             self.start()
+        state = self.context.state
         for hook in self._on_batch:
-            self.queue_request(hook(self.state, batch))
-        meter = self.layer_norms
-        if meter is not None and not self._may_log_after(batch):
-            meter = None
-        self.is_stepping = True
+            if (reply := hook(state, batch)) is not None:
+                self._note(reply)
+        self._is_stepping = True
         try:
-            if meter is not None:
-                meter.begin()
             result = train_step(self.context, batch)
-            if meter is not None:
-                meter.end(result)
-        except IndexError as error:
-            where = f"step {self.state.progress.step + 1} of epoch {batch.epoch + 1}"
-            explained = explain_target(error, batch.micro_batches, self._order_of(batch), where)
-            if explained is None:
+        except (IndexError, RuntimeError, MemoryError, ValueError) as error:
+            explained = self._explain(error, batch)
+            if explained is error:
                 raise
             raise explained from error
-        except (RuntimeError, MemoryError) as error:
-            if self.out_of_memory is not None and ran_out(error):
-                raise self.out_of_memory(error) from error
-            if (explained_error := self.world.explain_error(error)) is not error:
-                raise explained_error from error
-            raise
-        except ValueError as error:
-            if (explained := explain_single(error, batch.samples)) is not None:
-                raise explained from error
-            raise
         finally:
-            self.is_stepping = False
+            self._is_stepping = False
         self._pending.append(result)
-        if self.after_first and result.outcome.took_step:
-            checks, self.after_first = self.after_first, []
-            for check in checks:
-                check()
+        outcome = result.outcome
+        if self._on_first_step and outcome.took_step:
+            first, self._on_first_step = self._on_first_step, []
+            for hook in first:
+                hook(state)
         if self.world.agreed:
             self.apply_agreed_requests()
-        if not result.outcome.took_step:
+        place = state.progress
+        if not outcome.took_step:
             self._skips.append(skipped_step(result, batch))
-        if result.outcome.nonfinite:
+        if outcome.nonfinite:
             self._check_skip(result, batch)
-        if self.rolled_back:
+        if state.progress is not place:  # the run was rolled back
             return result
         for hook in self._on_step:
-            self.queue_request(hook(self.state, result))
+            if (reply := hook(state, result)) is not None:
+                self._note(reply)
         if self._asked:
             self.run_requests()
-        if self.stop is not None:
-            stop, self.stop = self.stop, None
-            stop()
+        if self._after_step is not None:
+            function, self._after_step = self._after_step, None
+            function()
         return result
+
+    def _explain(self, error: Exception, batch: Batch) -> Exception:
+        """Return the error to raise for one of a step; it may be the same."""
+        explained: Exception | None = None
+        if isinstance(error, IndexError):
+            where = f"step {self.state.progress.step + 1} of epoch {batch.epoch + 1}"
+            order = self._order_of(batch)
+            explained = explain_target(error, batch.micro_batches, order, where)
+        elif isinstance(error, ValueError):
+            explained = explain_single(error, batch.samples)
+        else:
+            explained = self.ask_parts(error) or self.world.explain_error(error)
+        return error if explained is None else explained
+
+    def ask_parts(
+        self, error: Exception, place: StepResult | int | None = None
+    ) -> Exception | None:
+        """Return the error to raise instead of one, by the first part that knows better.
+
+        Args:
+            error: of a step or an evaluation.
+            place: what the step did, if it ended; the batch size of the evaluation.
+        """
+        found = (hook(self.state, error, place) for hook in self._moments["on_error"])
+        return next(filter(None, found), None)
+
+    def after_step(self, function: Callable[[], object]) -> None:
+        """Call a function once, after the step that is being taken, or now if none is."""
+        if self._is_stepping:
+            self._after_step = function
+        else:
+            function()
 
     def _order_of(self, batch: Batch) -> Tensor | None:
         """Return the index of the sample at each position; empty for batches of `train_step()`."""
@@ -240,16 +234,23 @@ class Loop:
         """Call `on_start` of the callbacks, once, before the first step of this process."""
         if not self._started:
             self._started = True
-            for hook in self.hooks["on_start"]:
-                self.queue_request(hook(self.state))
+            self.call("on_start")
             for schedule in self.state.schedules.values():
                 schedule.start(self.state.progress.steps_taken)
             self.run_requests()
 
-    def queue_request(self, request: Request | None) -> None:
-        """Note what a callback requests; it is done after the step."""
-        if request is not None:
-            self.request(request.value)
+    def _note(self, reply: Reply) -> None:
+        """Show the notice of a part now, and do what it requests after the step."""
+        if reply is None:
+            return
+        if isinstance(reply, Request):
+            self.request(reply.value)
+        else:
+            self._notify(reply)
+
+    def stop(self, reason: str) -> None:
+        """Stop after this step; the run is finished."""
+        self.stopping = reason
 
     def request(self, word: str) -> None:
         """Do what a word of `WORDS` says after this step; several ranks do it after the next."""
@@ -267,20 +268,14 @@ class Loop:
             self.interrupted = _REASONS.get(word, word)
             self.stopping = self.stopping or self.interrupted
 
-    def check_time(self) -> None:
-        """Stop after this step if the deadline has passed."""
-        if self.deadline is not None and time.monotonic() >= self.deadline:
-            self.deadline = None
-            self.request("max_time")
-
     def stop_together(self, error: WorkerError) -> bool:
         """Request that all ranks stop because a data worker died; return whether to start new ones.
 
         The step at which the ranks agree needs a batch of each of them.
         """
-        if self.world.size == 1 or self.worker_error is not None:
+        if self.world.size == 1 or self._worker_error is not None:
             return False
-        self.worker_error = error
+        self._worker_error = error
         self.request(WORKER_DIED)
         return True
 
@@ -291,7 +286,7 @@ class Loop:
             WorkerError: one did.
         """
         if self.interrupted == WORKER_DIED:
-            raise self.worker_error or WorkerError("A data worker of another rank died.")
+            raise self._worker_error or WorkerError("A data worker of another rank died.")
 
     def apply_agreed_requests(self) -> None:
         """Apply what one of the ranks requested from all of them."""
@@ -308,7 +303,8 @@ class Loop:
             self._doing = True
             try:
                 for request in asked:
-                    self.handlers[request]()
+                    for hook in self._moments["on_request"]:
+                        hook(self.state, request)
             finally:
                 self._doing = False
 
@@ -329,20 +325,20 @@ class Loop:
         """
         if not self._pending:
             return
-        (pending, self._pending), (own, self.manual_batches) = (
-            (self._pending, []),
-            (self.manual_batches, {}),
-        )
-        meter, n = self.layer_norms, len(pending)
+        pending, self._pending = self._pending, []
+        n = len(pending)
+        asked = [tensors() for tensors in self._moments["to_read"]]
         values = read_scalars(
             [
                 *(r.loss_sum for r in pending),
                 *(None if r.norms is None else r.norms.total for r in pending),
-                *(() if meter is None else meter.values),
+                *itertools.chain(*asked),
             ]
         )
-        losses, norms = values[:n], values[n : 2 * n]
-        layers = None if meter is None else meter.take(values[2 * n :])
+        losses, norms, others = values[:n], values[n : 2 * n], iter(values[2 * n :])
+        layers = None
+        for tensors, on_read in zip(asked, self._moments["on_read"], strict=True):
+            layers = on_read(list(itertools.islice(others, len(tensors)))) or layers
         means = [
             None if loss is None else loss / result.divisor
             for loss, result in zip(losses, pending, strict=True)
@@ -359,26 +355,28 @@ class Loop:
                     if not result.outcome.took_step:
                         average.undo_skip(result.step)
             self.context.strategy.reset_guard()
+        place = self.state.progress
         self._report(pending[:bad], means[:bad], norms[:bad], layers)
-        if bad < len(pending) and not self.rolled_back:
+        if bad < len(pending) and self.state.progress is place:  # the run was not rolled back
             result = pending[bad]
             error = nonfinite_error(result, means[bad], self.plan)
-            raise error if self.explain is None else self.explain(error, result, own)
+            raise self.ask_parts(error, result) or error
 
-    def _may_log_after(self, batch: Batch) -> bool:
+    def may_log_after(self, batch: Batch) -> bool:
         """Return whether a log point may be due after the step on this batch."""
         step = self.state.progress.step + 1
         return step >= self._next_look or batch.ends_epoch or step >= self.plan.total_steps
 
-    def on_rollback(self) -> None:
-        """Continue from the checkpoint that was just loaded."""
-        self.rolled_back = True
+    def continue_from_checkpoint(self) -> None:
+        """Continue from the earlier checkpoint that was just loaded."""
+        self._count_from_here()
         for schedule in self.state.schedules.values():
             schedule.show(self.state.progress.steps_taken)
         self._skips, self._asked = [], []
         self.context.strategy.reset_guard()
         if not self.interrupted:
             self.stopping = None  # it was requested by a step that is undone
+        self.call("on_rollback")
 
     def maybe_log(self, *, force: bool = False) -> bool:
         """Take a log point if one is due; return whether it was."""
@@ -386,17 +384,16 @@ class Loop:
         due = self._cadence.is_due(place.step, place.items, self.world.seconds) or force
         if due:
             self.log_point()
-            if self.check_replicas is not None:
-                self.check_replicas()
-        self._next_look = self._cadence.next_check_step(place.step)
+            self.call("on_due")
+        self._next_look = self._cadence.next_check_step(self.state.progress.step)
         return due
 
     def _check_skip(self, result: StepResult, batch: Batch) -> None:
         """Fail now if the host knows that a step was not finite, and it must not be skipped."""
         counts = self.state.counts
         if self.plan.on_nonfinite == "skip" and counts.nonfinite <= self.plan.max_nonfinite_steps:
-            if self.blame is not None:
-                guilty = self.blame(result, batch)
+            for hook in self._moments["on_skip"]:
+                guilty = hook(self.state, result, batch)
                 self._skips[-1] = self._skips[-1]._replace(guilty=guilty)
             return
         counts.nonfinite -= 1
@@ -421,7 +418,7 @@ class Loop:
             )
         now = time.perf_counter()
         own_s, self._clock = now - self._clock, now
-        logged, seconds = read_logged(results, own_s, self.world, gone=self.is_failing)
+        logged, seconds = read_logged(results, own_s, self.world, gone=self.world.is_failing)
         wait_s = self.data_wait_s - self._reported_wait_s
         self._reported_wait_s = self.data_wait_s
         point = LogPoint(
@@ -440,10 +437,7 @@ class Loop:
             skips=[skip for skip in skips if skip.step <= results[-1].step],
             layers=layers if layers is not None and layers.step <= results[-1].step else None,
         )
-        for report in self.on_log:
-            report(point)
-        for hook in self.hooks["on_log"]:
-            self.queue_request(hook(self.state, point))
+        self.call("on_log", point)
 
     def _call_backward(self, hook: Callable[[State], Request | None], state: State) -> None:
-        self.queue_request(hook(state))
+        self._note(hook(state))

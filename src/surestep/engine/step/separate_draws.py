@@ -1,53 +1,21 @@
-"""Separate random numbers for callbacks and custom optimizers.
+"""Separate random numbers for custom optimizers.
 
 What such code draws changes neither the training nor what other code draws.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial, wraps
+from functools import wraps
 from typing import Any
 
 import torch
 
-from surestep.engine.rng import ModelRNG, SeparateRNG, derive_seed, preserve_torch_rng
+from surestep.engine.rng import ModelRNG, preserve_torch_rng
 from surestep.engine.state.state import State
-from surestep.engine.step.callback import Callback, callbacks_with
 
 _SURESTEP = __name__.partition(".")[0]
 _DRAW_NOTHING = (_SURESTEP, "torch", "bitsandbytes")  # the optimizers by name
 _OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-
-
-def hooks_of(
-    callbacks: Sequence[Callback], moment: str, seed: int, device: torch.device
-) -> list[Callable[..., Any]]:
-    """Return the hooks of the callbacks that override `moment`; those of surestep draw nothing.
-
-    Args:
-        callbacks: the callbacks of the run.
-        moment: the name of the hook.
-        seed: the seed of the run.
-        device: of the model.
-    """
-    hooks: list[Callable[..., Any]] = []
-    numbers: Counter[str] = Counter()
-    for callback in callbacks_with(callbacks, moment):
-        kind, hook = type(callback), getattr(callback, moment)
-        if kind.__module__.partition(".")[0] == _SURESTEP:
-            hooks.append(hook)
-            continue
-        name = f"{kind.__module__}.{kind.__qualname__}"  # so that no other callback changes it
-        own = derive_seed("callback", seed, moment, name, numbers[name])
-        rng = SeparateRNG(own, device)
-        hooks.append(partial(_call_hook, rng.call, hook))
-        numbers[name] += 1
-    return hooks
-
-
-def _call_hook(call: Any, hook: Any, state: State, *args: Any) -> Any:
-    return call(state.progress.step, hook, state, *args)
 
 
 @contextmanager

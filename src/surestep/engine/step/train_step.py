@@ -101,6 +101,7 @@ class StepContext:
         leaves: checks that an optimizer has every tensor that gets a gradient.
         writes: the parameters that a forward changes.
         after_first_backward: called once, before the first update.
+        signature: what the model takes and returns, if it was called with the first batch.
     """
 
     state: State
@@ -118,6 +119,7 @@ class StepContext:
     leaves: UnheldLeafCheck | None = None
     writes: Sequence[Slot] = ()
     after_first_backward: Callable[[], None] | None = None
+    signature: dict[str, Any] | None = None
 
     def end_first_backward(self) -> None:
         """Call what waits for the first backward pass of a run, once."""

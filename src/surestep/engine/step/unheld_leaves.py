@@ -59,7 +59,7 @@ class UnheldLeafCheck:
         for hook in self._hooks:
             hook.remove()
 
-    def repeat(self, _: object) -> None:
+    def repeat(self, *_: object) -> None:
         """Check the next loss again, at a log point: not every change can be noticed."""
         self.checked.clear()
 

@@ -144,7 +144,7 @@ class DataCase:
     @cached_property
     def classes(self) -> int | None:
         """Among how many classes the outputs choose; None if that is not known."""
-        loss, signature = self.loop.loader.loss, self.loop.signature
+        loss, signature = self.loop.loader.loss, self.loop.context.signature
         outputs = [] if signature is None else signature["outputs"]
         if loss.class_dim is None or len(outputs) != 1 or len(outputs[0]["shape"]) < 2:
             return None

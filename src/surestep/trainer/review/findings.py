@@ -15,8 +15,10 @@ from surestep.doctor.rule import list_codes, load_rule
 from surestep.engine.data.make_source import LOADED
 from surestep.engine.plan.plan import Plan
 from surestep.engine.plan.system import SystemInfo
+from surestep.engine.state.state import State
 from surestep.engine.step.log_point import LogPoint
 from surestep.engine.step.loop import Loop
+from surestep.engine.step.part import Part
 from surestep.engine.task.task import Task
 from surestep.record.run_writer import RunWriter
 from surestep.trainer.review import of_data, of_run
@@ -32,7 +34,7 @@ from surestep.trainer.review.data_findings import (
 )
 
 
-class RunChecks:
+class RunChecks(Part):
     """The rules inside a run: it shows errors at once, and returns all findings at the end.
 
     Attributes:
@@ -82,7 +84,7 @@ class RunChecks:
         sets = describe_sets(task, plan, samples | named_samples(self._of_data))
         self._recorder.write(NAME, to_file(setup, sets, self._of_data))
 
-    def on_log(self, point: LogPoint) -> None:
+    def on_log(self, state: State, point: LogPoint) -> None:
         """Add a log point, and show new errors: after the first, and when the steps doubled."""
         self.observed(point)
         if self.observed.steps < self._next_check or not self._loop.world.is_first:

@@ -1,0 +1,164 @@
+"""Parts: what acts in a run beside the step, called at its moments in one order.
+
+A user's Callback is a part that observes. A Part of surestep has more moments, and may change the
+run. A moment that no part has costs nothing.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from surestep.base.errors import TaskError
+from surestep.base.text import describe_value
+from surestep.engine.rng import SeparateRNG, derive_seed
+from surestep.engine.step.callback import HOOKS, Callback, Reply, Request
+
+if TYPE_CHECKING:
+    from surestep.engine.batch import Batch
+    from surestep.engine.state.state import State
+    from surestep.engine.step.log_point import LayerNorms
+    from surestep.engine.step.train_step import StepResult
+
+_SURESTEP = __name__.partition(".")[0]
+
+
+class Part(Callback):
+    """A part of surestep itself.
+
+    Its moments beside the hooks of a Callback, which come in this order:
+
+        on_first_step(state)             once, after the first step that updated the parameters
+        on_skip(state, result, batch)    a step was not finite, and is skipped
+        on_step(state, result)
+        to_read(), on_read(values)       what a log point reads from the device with its own values
+        on_log(state, point)
+        on_due(state)                    a log point was due; all ranks are here together
+        on_request(state, request)       a part requested this, at most once after each step
+        on_eval_batch(state)             before each batch of an evaluation
+        on_error(state, error, place)    an error of a step or an evaluation is about to be raised
+        on_rollback(state)               an earlier checkpoint was loaded
+    """
+
+    def on_first_step(self, state: "State") -> None:
+        """Called once, after the first step of this process that updated the parameters."""
+
+    def on_skip(
+        self, state: "State", result: "StepResult", batch: "Batch"
+    ) -> tuple[int, ...] | None:
+        """Called after a step that is skipped, since it was not finite.
+
+        Returns:
+            The positions of the samples that caused it, if known.
+        """
+
+    def to_read(self) -> Sequence[Tensor]:
+        """Return scalars on the device that the next log point reads; they may be none."""
+        return ()
+
+    def on_read(self, values: Sequence[float | None]) -> "LayerNorms | None":
+        """Called with the values of what `to_read` returned.
+
+        Returns:
+            What the log point then has as its `layers`.
+        """
+
+    def on_due(self, state: "State") -> None:
+        """Called after a log point that was due, on all ranks after the same step."""
+
+    def on_request(self, state: "State", request: Request) -> None:
+        """Called if a part requested a save or an evaluation, after the step."""
+
+    def on_eval_batch(self, state: "State") -> None:
+        """Called before each batch of an evaluation."""
+
+    def on_error(
+        self, state: "State", error: Exception, place: "StepResult | int | None"
+    ) -> Exception | None:
+        """Called with an error of a step or of an evaluation, before it is raised.
+
+        Args:
+            state: the current state; for a NonFiniteError the one before that step.
+            error: the error.
+            place: what the step did, if it ended; the batch size, if it is of an evaluation.
+
+        Returns:
+            The error to raise instead; None if this part does not know better.
+        """
+
+    def on_rollback(self, state: "State") -> None:
+        """Called when an earlier checkpoint was loaded, from which the run continues."""
+
+
+class Functions(Part):
+    """A part that is made of functions, by their moments: `Functions(on_log=check)`."""
+
+    def __init__(self, **functions: Callable[..., Any]) -> None:
+        for moment, function in functions.items():
+            setattr(self, moment, function)
+
+
+MOMENTS = tuple(name for name in vars(Part) if name.startswith(("on_", "to_")))
+
+
+def find_moments(
+    parts: Sequence[Callback], seed: int, device: torch.device
+) -> dict[str, list[Callable[..., Any]]]:
+    """Return what to call at each moment, in the order of the parts.
+
+    Hooks of users draw separate random numbers, so they change none of the training.
+
+    Args:
+        parts: of the run, in order.
+        seed: the seed of the run.
+        device: of the model.
+    """
+    return {
+        moment: _hooks_of(parts, moment, seed, device)
+        for moment in dict.fromkeys((*HOOKS, *MOMENTS))
+    }
+
+
+def _hooks_of(
+    parts: Sequence[Callback], moment: str, seed: int, device: torch.device
+) -> list[Callable[..., Any]]:
+    hooks: list[Callable[..., Any]] = []
+    numbers: Counter[str] = Counter()
+    for part in parts_with(parts, moment):
+        kind, hook = type(part), getattr(part, moment)
+        if kind.__module__.partition(".")[0] == _SURESTEP:
+            hooks.append(hook)
+            continue
+        name = f"{kind.__module__}.{kind.__qualname__}"  # so that no other callback changes it
+        own = derive_seed("callback", seed, moment, name, numbers[name])
+        hooks.append(partial(_call_hook, SeparateRNG(own, device).call, hook, moment))
+        numbers[name] += 1
+    return hooks
+
+
+def _call_hook(call: Any, hook: Any, moment: str, state: "State", *args: Any) -> Reply:
+    reply = call(state.progress.step, hook, state, *args)
+    if moment == "on_end":
+        return None
+    if reply is None or isinstance(reply, Request | str):
+        return reply
+    name = getattr(hook, "__qualname__", moment)
+    raise TaskError(
+        f"{name} returned {describe_value(reply)}. Return None, a surestep.Request such as "
+        "Request.STOP, or a line of text to print."
+    )
+
+
+def parts_with(parts: Sequence[Callback], moment: str) -> list[Callback]:
+    """Return the parts that override a moment."""
+    base: type = Callback if moment in HOOKS else Part
+    plain = getattr(base, moment)
+    return [
+        part
+        for part in parts
+        if isinstance(part, base)
+        and (moment in getattr(part, "__dict__", ()) or getattr(type(part), moment) is not plain)
+    ]
