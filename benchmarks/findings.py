@@ -55,9 +55,11 @@ def compare(name: str, rounds: int, folder: Path) -> str:
             taken += time.thread_time() - started
 
         for _ in range(rounds):
-            session.loop.attach(others, session.notify)
+            session.loop.attach(others, session.messages.notify)
             without.append(measure(steps, log_points * EVERY))
-            session.loop.attach([*others, Functions(on_log=on_log)], session.notify)
+            session.loop.attach(
+                [*others, Functions("checks", on_log=on_log)], session.messages.notify
+            )
             checked.append(measure(steps, log_points * EVERY))
     found, middle = ratio(checked, without), sorted(without)[rounds // 2] * 1e6
     share = taken / (sum(checked) * log_points * EVERY)

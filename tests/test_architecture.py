@@ -374,6 +374,57 @@ def test_check_that_notes_why_it_is_left_is_not_reported(text):
     assert not silent_ends(as_check(text))
 
 
+RUN_OBJECTS = {"loop", "_loop", "session", "_session"}
+ADDING = {"append", "extend", "insert", "add", "update", "setdefault", "clear"}
+
+
+def changes_of_runs(tree: ast.AST) -> list[int]:
+    """Return the lines that set an attribute of a loop or a session, or add to one."""
+    lines = []
+    for node in ast.walk(tree):
+        targets = getattr(node, "targets", [getattr(node, "target", None)])
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            targets = [node.func.value] if node.func.attr in ADDING else []
+        elif not isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Delete):
+            targets = []
+        flat = [one for target in targets for one in getattr(target, "elts", [target])]
+        for target in flat:
+            owner = getattr(target, "value", None) if isinstance(target, ast.Attribute) else None
+            name = getattr(owner, "id", getattr(owner, "attr", None))
+            if name in RUN_OBJECTS:
+                lines.append(node.lineno)
+    return lines
+
+
+def test_only_a_loop_and_a_session_change_themselves():
+    """What a part of a run needs of it, the part returns or calls a method for."""
+    assert [
+        f"{name_of(path)}:{line}"
+        for path in FILES
+        if not name_of(path).startswith("doctor/")
+        for line in changes_of_runs(tree_of(path))
+    ] == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "loop.stopping = 'done'",
+        "session.loop.stopping += 'x'",
+        "self._loop.a, b = 1, 2",
+        "session.loop.parts.append(part)",
+        "self.session.plan = plan",
+    ],
+)
+def test_change_of_a_loop_or_a_session_is_reported(line):
+    assert changes_of_runs(ast.parse(line)) == [1]
+
+
+@pytest.mark.parametrize("line", ["self.loop = loop", "loop.stop('x')", "loop = session.loop"])
+def test_call_of_a_loop_is_not_reported(line):
+    assert changes_of_runs(ast.parse(line)) == []
+
+
 def test_torch_files_are_read_with_weights_only():
     """A user may pass weights saved by torch.save; one place reads the tensors of such a file."""
     tree = tree_of(SOURCE / TORCH_FILES_ARE_READ_IN)

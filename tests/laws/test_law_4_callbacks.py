@@ -168,7 +168,7 @@ def test_loading_restores_the_generators_of_the_caller(folder):
     """Draws of the data do not change what other code draws between steps."""
     torch.manual_seed(3), np.random.seed(3), random.seed(3)
     with session_of(task_of(), folder(), **OPTIONS) as session:
-        batches = session._evaluator.loaders["train"].batches(0)
+        batches = session.evaluations._evaluator.loaders["train"].batches(0)
         np.random.seed(3), random.seed(3)
         for _ in range(3):
             next(batches)

@@ -67,7 +67,7 @@ def check_files(folder: Folder) -> None:
         steps = session.steps()
         for _ in range(6):
             next(steps)
-        batch = next(session._evaluator.loaders["train"].batches(0))
+        batch = next(session.evaluations._evaluator.loaders["train"].batches(0))
         found = calls_of(lambda: loop.train_step(session.loop.context, batch))
         steps.close()
     assert len(files_in(found)) <= FILES, shown(found)

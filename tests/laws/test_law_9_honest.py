@@ -167,7 +167,7 @@ def test_workers_of_the_plan_are_those_of_the_loader(folder):
     data = {"num_workers": 2, "prefetch_factor": 3, "persistent_workers": False}
     task = surestep.Task(mlp(), nn.CrossEntropyLoss(), Augmented())
     with session_of(task, folder(), epochs=1, data=data) as session:
-        loader = session._evaluator.loaders["train"].source._loader
+        loader = session.evaluations._evaluator.loaders["train"].source._loader
     assert {name: getattr(loader, name) for name in data} == data
 
 
@@ -176,5 +176,5 @@ def test_dataloader_of_the_validation_data_loads_with_its_own_workers(folder):
     val = DataLoader(Augmented(), 8, **own)
     task = surestep.Task(mlp(), nn.CrossEntropyLoss(), Augmented(), val=val)
     with session_of(task, folder(), epochs=1) as session:
-        loader = session._evaluator.loaders["val"].source._loader
+        loader = session.evaluations._evaluator.loaders["val"].source._loader
     assert {name: getattr(loader, name) for name in own} == own

@@ -36,12 +36,12 @@ def test_session_saves_and_continues_after_its_loop_is_left(tmp_path):
             if result.step == 2:
                 break
         session.save()
-        assert session.is_saved
+        assert session.saving.is_current
         session.evaluate()
-        assert not session.is_saved  # the checkpoint lacks the current progress of the run
-        assert session.is_evaluated
+        assert not session.saving.is_current  # the checkpoint lacks the current progress of the run
+        assert session.evaluations.is_done
         assert [result.step for result in session.steps()] == [3, 4, 5, 6]
-        assert not session.is_saved
+        assert not session.saving.is_current
     assert torch.equal(tiny.weights(whole.model), tiny.weights(session.model))
 
 

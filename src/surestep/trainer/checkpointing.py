@@ -20,7 +20,7 @@ from surestep.engine.step.log_point import LogPoint
 from surestep.engine.step.loop import Loop
 from surestep.engine.step.part import Part
 from surestep.engine.value import Metrics
-from surestep.record.checkpoint.discovery import list_checkpoints, size_on_disk
+from surestep.record.checkpoint.discovery import checkpoint_name, list_checkpoints, size_on_disk
 from surestep.record.checkpoint.staging import check_can_be_saved
 from surestep.record.checkpoint.writer import SaveResult
 from surestep.record.run_writer import RunWriter
@@ -63,7 +63,26 @@ class CheckpointManager(Part):
 
     def on_rollback(self, state: State) -> None:
         """Save again what was saved of the steps that are undone."""
+        self.forget()
+
+    def loaded(self, checkpoint: Path | None) -> None:
+        """Note the checkpoint that the state was loaded from; None if there is none."""
+        if checkpoint is not None:
+            self.step, self.path = self._loop.state.progress.step, checkpoint
+
+    def forget(self) -> None:
+        """Count the current state as not saved."""
         self.step = None
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the current state has been saved, or is being saved."""
+        return self.step == self._loop.state.progress.step
+
+    def ensure_saved(self) -> Path:
+        """Save the current step if it has no checkpoint, and wait; return its folder."""
+        self.flush()
+        return self._recorder.checkpoints / checkpoint_name(self._loop.state.progress.step)
 
     def save_async(self) -> None:
         """Save the current state, waiting only until it is copied if a thread writes.
@@ -88,8 +107,7 @@ class CheckpointManager(Part):
     def flush(self) -> None:
         """Wait for pending saves; save the current step if it has no checkpoint."""
         self.collect(wait=True)
-        is_behind = self.step != self._loop.state.progress.step
-        if any(self._loop.world.all_reduce_sum([is_behind])):
+        if any(self._loop.world.all_reduce_sum([not self.is_current])):
             self.save()
 
     def collect(self, *, wait: bool = False) -> None:

@@ -53,7 +53,7 @@ def fit(session: Session) -> Run:
         except (NonFiniteError, WorkerError) as error:
             is_worker = isinstance(error, WorkerError)
             if is_worker:
-                session.print_line(str(error))  # now, since saving may take long
+                session.messages.print_line(str(error))  # now, since saving may take long
             error.add_note(_save_before(session))
             reason = f"{type(error).__name__}: {error}" if is_worker else str(error)
             saved = bool(list_checkpoints(session.run.checkpoints))
@@ -82,7 +82,7 @@ def _train(session: Session) -> bool:
         if session.state.best.is_due:
             loop.start()  # first, so that callbacks know what was evaluated before
             evaluate()
-        elif session.is_evaluated:
+        elif session.evaluations.is_done:
             _stop_early(session)
     eval_trigger = _make_trigger(session, plan.validation_every)
     least_s = plan.checkpoint_min_seconds or 0.0
@@ -117,7 +117,7 @@ def _train(session: Session) -> bool:
                 continue
         if evaluates:
             evaluate()
-        if saves and not session.is_saved:
+        if saves and not session.saving.is_current:
             session.saving.save_async()
     if has_val and not loop.interrupted:
         evaluate()
@@ -152,13 +152,13 @@ def count_evaluations(session: Session) -> int | None:
 
 def _evaluate(session: Session, top_k: TopK) -> None:
     """Evaluate a step once; save it if it is among the best; stop early if that is due."""
-    if session.is_evaluated:
+    if session.evaluations.is_done:
         return
     session.state.best.is_due = True
     try:
         session.evaluate()
     except EvaluationInterrupted:
-        session.print_line("Evaluation interrupted; it runs first after resume.")
+        session.messages.print_line("Evaluation interrupted; it runs first after resume.")
         return
     if top_k.is_top_k():
         session.saving.save_async()
@@ -177,7 +177,7 @@ def _stop_early(session: Session) -> None:
             )
         reason = f"early stop: {plan.validation_metric} {found}"
         session.loop.stop(reason)
-        session.print_line(reason)
+        session.messages.print_line(reason)
 
 
 def _finish(session: Session, received: list[str]) -> str:
@@ -188,7 +188,7 @@ def _finish(session: Session, received: list[str]) -> str:
     session.loop.world.barrier()  # the other ranks read next what rank 0 has written
     if is_model_sharded(session.model) and not session.run.config["recipe"]:
         path = str(session.run.path)
-        session.print_line(
+        session.messages.print_line(
             "Your model object has only a shard of its parameters now. Load the full weights into "
             f"a new one: surestep.Run({path!r}).load_model(model). Or write them to one file: "
             f"surestep ckpt export {shlex.quote(path)} weights.safetensors"
@@ -196,7 +196,7 @@ def _finish(session: Session, received: list[str]) -> str:
     if not received:
         return ""
     message = f"{session.run.path} was finished when {received[0]} arrived."
-    session.print_line(message)
+    session.messages.print_line(message)
     return message
 
 
@@ -207,7 +207,7 @@ def _stop(session: Session, name: str) -> str:
     session.end("stopped", reason=name, resumable=True)
     session.loop.world.barrier()
     message = f"Stopped after step {session.state.progress.step}; saved as {path}.{hint}"
-    session.print_line(message)
+    session.messages.print_line(message)
     return f"{name}: {message}{'' if hint else ' Run the same command again to resume.'}"
 
 
@@ -221,7 +221,7 @@ def _stop_at_once(session: Session, name: str) -> None:
     newest = "no checkpoint was written yet."
     if existing:
         newest = f"the newest checkpoint is {existing[-1]}.{resume_hint(session)}"
-    session.print_line(f"Stopped at once after step {step}; {newest}")
+    session.messages.print_line(f"Stopped at once after step {step}; {newest}")
 
 
 def _fail(session: Session, error: Exception, reason: str, **more: Any) -> None:
@@ -236,6 +236,6 @@ def _fail(session: Session, error: Exception, reason: str, **more: Any) -> None:
 def _save_before(session: Session) -> str:
     """Save the state, which is the one before the failed step; return a note about it."""
     try:
-        return f"Saved as {session.ensure_saved()}."
+        return f"Saved as {session.saving.ensure_saved()}."
     except CheckpointError as error:
         return f"The state before it could not be saved: {error}"

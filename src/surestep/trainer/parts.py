@@ -57,10 +57,10 @@ def list_parts(
     world, state, trains = loop.world, loop.state, not session.finished
     parts: list[Callback] = [
         # First what finds that the steps trained something else: nothing may record or save them.
-        Functions(on_log=built.check_requires_grad),
-        Functions(on_log=built.leaves.repeat),
+        Functions("unfreezing check", on_log=built.check_requires_grad),
+        Functions("trained tensors", on_log=built.leaves.repeat),
         built.writes,
-        Functions(on_first_step=lambda state: built.seed_late_generators()),
+        Functions("late generators", on_first_step=lambda state: built.seed_late_generators()),
         # What ends or explains a step. All ranks pause together.
         ExplainMemory(recorder, plan),
     ]
@@ -68,7 +68,9 @@ def list_parts(
         parts.append(Deadline(start_time + plan.max_time.amount * 60, loop.request))
     if world.monitor is not None:  # the first step compiles and connects, and takes longer
         timeouts = world.monitor.timeouts
-        parts.append(Functions(on_first_step=lambda state: timeouts.use_steady_timeout()))
+        parts.append(
+            Functions("timeouts", on_first_step=lambda state: timeouts.use_steady_timeout())
+        )
     if world.size > 1 and plan.parallel_replica_check_every is not None:
         parts.append(CheckReplicas(world, plan, plan.parallel_replica_check_every))
     if trains and plan.logging_per_layer:  # before callbacks, which may change weights in on_step
@@ -84,8 +86,8 @@ def list_parts(
         session.incidents,
     ]
     if plan.compile != "off":
-        parts.append(_notices(recompile_counter()))
-    parts += [_notices(sender.notice) for sender in senders]
+        parts.append(_notices("recompilation", recompile_counter()))
+    parts += [_notices(type(sender).__name__, sender.notice) for sender in senders]
     if trains and plan.on_spike != "off":  # after the records, since it may undo the steps
         parts.append(SpikeWatch(session, recorder))
     # Callbacks of users see what is recorded, and hold up nothing before them.
@@ -102,6 +104,6 @@ def list_parts(
     return parts
 
 
-def _notices(notice: Callable[[], str | None]) -> Part:
+def _notices(label: str, notice: Callable[[], str | None]) -> Part:
     """Return a part that shows what a function returns."""
-    return Functions(on_log=lambda state, point: notice())
+    return Functions(label, on_log=lambda state, point: notice())

@@ -1,7 +1,7 @@
 """From a Task and a Config to a Session that is ready for its first step."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
@@ -29,7 +29,7 @@ from surestep.engine.task.task import Task
 from surestep.mirror.uploader import Uploader
 from surestep.record.checkpoint.staging import check_can_be_saved
 from surestep.record.pretrained import load_init_weights
-from surestep.record.progress_display import NullProgress, open_progress
+from surestep.record.progress_display import open_progress
 from surestep.record.run_writer import RunWriter
 from surestep.tracking.tracker import Tracker
 from surestep.trainer.arguments import check_arguments, check_main_guard, plugin_callbacks
@@ -131,15 +131,17 @@ def prepare(
         display = open_progress(plan, session.state.progress.step, is_shown=world.is_first)
         in_background: list[InBackground] = [*senders.followers, *opened.mirrors]
         parts = list_parts(session, built, recorder, display, callbacks, in_background, start_time)
-        session.open(parts, display, decision.own_checkpoint)
+        closers = opened.closers(session, senders)
+        session.open(parts, display, decision.own_checkpoint, closers)
         report_start(session, recorder, decision, init)
         if not session.finished:
             session.checks.check_data(decision.identity, is_resumed=decision.checkpoint is not None)
             if decision.resets_best:
                 session.save()  # with the new best; and the other run may delete its checkpoint
-        senders.start(session, display)
-        opened.start_mirrors(session, display)
-        opened.attach_signals(session)
+        senders.start()
+        for mirror in opened.mirrors:
+            mirror.start()
+        attach_signals(opened.signals, session)
         session.list_not_checked(noting.notes)
         return session
     except BaseException as error:
@@ -159,13 +161,14 @@ class Opened:
         mirrors: of the run, at most one.
         world: the ranks.
         recorder: of the run folder; None until it is open.
+        signals: raise an error before the first step.
     """
 
     def __init__(self) -> None:
         self.settings, self.mirrors = ExitStack(), list[Uploader]()
         self.world: Communicator = ALONE
         self.recorder: RunWriter | None = None
-        self._signals = stop_before_first_step()
+        self.signals = stop_before_first_step()
 
     def join_ranks(self, plan: Plan, launched: LaunchInfo) -> Communicator:
         """Choose the device, which NCCL uses, and join the process group."""
@@ -183,15 +186,14 @@ class Opened:
         self.recorder = open_run_folder(self.world, on_first, plan=plan)
         return self.recorder
 
-    def start_mirrors(self, session: Session, display: NullProgress) -> None:
-        """Copy the run to its mirror until the session closes."""
-        for mirror in self.mirrors:
-            mirror.start()
-            session.at_end(partial(mirror.close, session.print_line, display), is_last=True)
-
-    def attach_signals(self, session: Session) -> None:
-        """Have signals stop the session from now on."""
-        attach_signals(self._signals, session)
+    def closers(self, session: Session, trackers: TrackerThreads) -> list[Callable[[], None]]:
+        """Return what a session calls last when it closes, in order."""
+        loop, messages = session.loop, session.messages
+        mirrors = [
+            lambda mirror=mirror: mirror.close(messages.print_line, messages.display)
+            for mirror in self.mirrors
+        ]
+        return [lambda: trackers.finish(loop, messages), *mirrors, self.signals.close]
 
     def close_after(self, error: BaseException) -> None:
         """Close what is open, since an error ends the start."""
@@ -201,7 +203,7 @@ class Opened:
         self.settings.close()
         for mirror in self.mirrors:
             mirror.discard()
-        self._signals.close_after(error)
+        self.signals.close_after(error)
 
 
 def _open_session(

@@ -1,10 +1,9 @@
 """A Session: an open run, with its steps, evaluations, checkpoints and progress display."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, nullcontext
-from dataclasses import asdict
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -13,29 +12,26 @@ from torch import nn
 from surestep.base.errors import RunError, SurestepError
 from surestep.engine.evaluate.predict import Predictions
 from surestep.engine.plan.plan import Plan
-from surestep.engine.plan.specs import raw_name
 from surestep.engine.plan.system import SystemInfo
-from surestep.engine.state.average import AveragedWeights
 from surestep.engine.state.state import State
 from surestep.engine.step.callback import Callback
 from surestep.engine.step.loop import Loop
 from surestep.engine.step.train_step import StepResult
 from surestep.engine.task.task import Task
-from surestep.engine.value import Metrics, Value, shown
-from surestep.record.checkpoint.discovery import checkpoint_name, list_checkpoints
-from surestep.record.checkpoint.reader import CheckpointReader
+from surestep.engine.value import Metrics
 from surestep.record.progress_display import NullProgress
 from surestep.record.run import Run, Which
 from surestep.record.run_writer import RunWriter
-from surestep.trainer.best_metric import update_best
 from surestep.trainer.checkpointing import CheckpointManager
+from surestep.trainer.ending import Ending
+from surestep.trainer.evaluations import Evaluations
 from surestep.trainer.evaluator import Evaluator
 from surestep.trainer.given_batches import check_train_step, offset_positions
 from surestep.trainer.incidents import NonFiniteHandler
-from surestep.trainer.rank_zero import load_checkpoint
+from surestep.trainer.messages import Messages
 from surestep.trainer.request_handler import RequestHandler
-from surestep.trainer.review.findings import RunChecks, describe
-from surestep.trainer.summary import ThroughputCounter, end_of_loop, summarize_run, write_summary
+from surestep.trainer.review.findings import RunChecks
+from surestep.trainer.summary import ThroughputCounter
 
 
 class Session:
@@ -49,9 +45,13 @@ class Session:
         finished: whether the run in the folder is finished; there are no steps left then.
         closed: whether `close()` was called; steps, evaluations and saves are rejected then.
         ignored: a notice about options that your own loop ignores; may be empty.
-        incidents: handles steps that are not finite.
+        timed: how long the steps took.
+        messages: what is printed.
         saving: saves checkpoints.
+        evaluations: evaluates, and keeps what is best.
+        requests: does what parts of the run request.
         checks: the rules that check the run.
+        incidents: handles steps that are not finite.
     """
 
     def __init__(
@@ -72,45 +72,37 @@ class Session:
         self.loop = loop
         self.system = system
         self.finished, self.closed, self.ignored = finished, False, ignored
-        self._has_end = self._has_manual_steps = False
-        self._error: BaseException | None = None  # the error that left the `with` block
-        self.timed = ThroughputCounter()
-        self._evaluator = evaluator
-        self._recorder = recorder
-        self._settings, self._last = settings, list[Callable[[], None]]()
+        self._recorder, self._settings = recorder, settings
+        self._closers: Sequence[Callable[[], None]] = ()
         self._open_steps: WeakSet[Generator[StepResult, None, None]] = WeakSet()
-        self._noticed: set[str] = set()
-        self._progress: NullProgress = NullProgress()
-        self.saving = CheckpointManager(
-            recorder, loop, evaluator, self.print_line, lambda: self.closed
-        )
+        self.timed, self.messages = ThroughputCounter(), Messages(recorder, loop.state)
+        line = self.messages.print_line
+        self.saving = CheckpointManager(recorder, loop, evaluator, line, lambda: self.closed)
+        self.evaluations = Evaluations(loop, task, evaluator, recorder, self.saving, self.messages)
         self.requests = RequestHandler(self.saving.save_async, self.evaluate)
-        self.checks = RunChecks(loop, task, system, recorder, self.print_line)
-        self.incidents = NonFiniteHandler(loop, recorder, self.ensure_saved, self.print_line)
+        self.checks = RunChecks(loop, task, system, recorder, line)
+        self.incidents = NonFiniteHandler(loop, recorder, self.saving.ensure_saved, line)
+        self._ending = Ending(loop, recorder, self.timed, self.checks, line)
 
     def open(
-        self, parts: Sequence[Callback], progress: NullProgress, checkpoint: Path | None
+        self,
+        parts: Sequence[Callback],
+        display: NullProgress,
+        checkpoint: Path | None,
+        closers: Sequence[Callable[[], None]],
     ) -> None:
         """Start the parts of the run; `prepare()` calls this once.
 
         Args:
             parts: in order.
-            progress: the display, one of them.
+            display: of the progress, one of them.
             checkpoint: folder of the checkpoint of this run that was loaded; None if none was.
+            closers: called in order when the session closes, after the process group and all saves.
         """
-        self._progress = progress
-        self.loop.attach(parts, self.notify)
-        if checkpoint is not None:
-            self.saving.step, self.saving.path = self.state.progress.step, checkpoint
-
-    def at_end(self, close: Callable[[], None], *, is_last: bool = False) -> None:
-        """Call a function when the session closes, after the end of the run is written.
-
-        Args:
-            close: called once.
-            is_last: after the process group and all saves, in the order of these calls.
-        """
-        (self._last.append if is_last else self._settings.callback)(close)
+        self.messages.show_on(display)
+        self.loop.attach(parts, self.messages.notify)
+        self.saving.loaded(checkpoint)
+        self._closers = closers
 
     @property
     def state(self) -> State:
@@ -152,7 +144,7 @@ class Session:
         """
         self._check_open()
         if not self.finished:
-            self._notice_once(self.ignored)
+            self.messages.notify_once(self.ignored)
         return self.fit_steps()
 
     def fit_steps(self) -> Iterator[StepResult]:
@@ -187,14 +179,14 @@ class Session:
         """
         self._check_open()
         check_train_step(self.plan, micro_batches)
-        self._notice_once(self.ignored)
+        self.messages.notify_once(self.ignored)
         loader, progress = self.loop.loader, self.state.progress
         position = (progress.epoch, progress.position, progress.position)
         batch = loader.make_batch(micro_batches, position, progress.step)
         if self.loop.world.size > 1:
             batch = offset_positions(self.loop.world, batch)
         self.incidents.keep_batch(batch, progress.step)
-        self._has_manual_steps = True
+        self._ending.is_manual = True
         result = self.loop.step(loader.move(batch))
         self.loop.maybe_log()
         return result
@@ -214,55 +206,7 @@ class Session:
             RunError: the session is closed.
         """
         self._check_open()
-        self.loop.log_point()
-        self._evaluator.check(split)
-        with self.loop.pause_clock():
-            step, average = self.state.progress.step, self._average()
-            metrics = self._evaluate_weights(split, average)
-        monitored = (self.plan.validation_metric or "").split("/")[0]
-        is_raw = average is None or (
-            self.plan.validation_weights == "both"
-            and monitored in map(raw_name, self.task.val_sets())
-        )
-        measured: Literal["weights", "average"] = "weights" if is_raw else "average"
-        self._recorder.event("evaluation", step=step, metrics=metrics, measured=measured)
-        if split is None and not self.is_evaluated:
-            best = self.state.best
-            best.latest, best.latest_step, best.measured = dict(metrics), step, measured
-            best.is_due = False
-            self.saving.step = None  # a checkpoint of this step does not have the metrics
-            for line in update_best(
-                self.plan, self.state, metrics, self.loop.context.schedule.peak
-            ):
-                self.print_line(line)
-            self.loop.call("on_evaluate", Metrics(metrics))
-        if metrics:
-            limit = self.plan.limit_val_batches
-            of = " of the average" if average is not None else ""
-            if limit and split in (None, *self.task.val_sets()):
-                of += f" on {limit} batches"
-            self.print_line(f"step {step}{of}: {shown(metrics)}")
-        self.loop.run_requests()
-        return Metrics(metrics)
-
-    def _average(self) -> AveragedWeights | None:
-        """Return the average that evaluations use; None if they use the weights."""
-        return None if self.plan.validation_weights == "raw" else self._evaluator.average()
-
-    def _evaluate_weights(
-        self, split: str | None, average: AveragedWeights | None
-    ) -> dict[str, Value]:
-        """Evaluate the average, and also the weights if the Plan says so."""
-        with nullcontext() if average is None else average.swapped_in():
-            metrics = raw = self._evaluator.evaluate(split, self._notice_once)
-        if self.plan.validation_weights != "both":
-            return metrics
-        if average is not None:
-            raw = self._evaluator.evaluate(split, self._notice_once)
-        for name, value in raw.items():
-            own, metric = name.split("/", 1)
-            metrics = metrics | {f"{raw_name(own)}/{metric}": value}
-        return metrics
+        return self.evaluations.evaluate(split)
 
     def evaluate_checkpoint(self, split: str, which: Which) -> Metrics:
         """Evaluate all of a split with the weights of a checkpoint; restore the model's weights.
@@ -278,13 +222,7 @@ class Session:
             ConfigError: there is no such split.
             CheckpointError: there is no such checkpoint, or it is corrupted.
         """
-        self._evaluator.check(split)
-        with self.loop.pause_clock(), self._evaluator.using_checkpoint(self.run, which) as saved:
-            metrics, samples = self._evaluator.evaluate_all(split, self._notice_once)
-        self._recorder.event("evaluation", step=saved.step, metrics=metrics, which=which)
-        where = f"{which} checkpoint, step {saved.step}, {samples} samples of {split}"
-        self.print_line(f"{where}: {shown(metrics)}")
-        return Metrics(metrics)
+        return self.evaluations.evaluate_checkpoint(split, which)
 
     def predict(
         self, split: str, which: Which | None = None, *, mc_dropout: int | None = None
@@ -305,13 +243,7 @@ class Session:
             TaskError: the model has no dropout, or the outputs do not have one row per sample.
             CheckpointError: there is no such checkpoint, or it is corrupted.
         """
-        with self.loop.pause_clock():
-            if which is not None:
-                with self._evaluator.using_checkpoint(self.run, which):
-                    return self._evaluator.predict(split, mc_dropout)
-            average = self._average()
-            with nullcontext() if average is None else average.swapped_in():
-                return self._evaluator.predict(split, mc_dropout)
+        return self.evaluations.predict(split, which, mc_dropout)
 
     def save(self) -> Path:
         """Save a checkpoint, and wait until it is on disk.
@@ -325,46 +257,6 @@ class Session:
         self._check_open()
         return self.saving.save()
 
-    def ensure_saved(self) -> Path:
-        """Save a checkpoint if the current step has none, and wait until it is on disk.
-
-        Returns:
-            Its folder.
-
-        Raises:
-            CheckpointError: the disk is full or read-only; older checkpoints are unchanged.
-        """
-        self.saving.flush()
-        return self._recorder.checkpoints / checkpoint_name(self.state.progress.step)
-
-    def rollback(self, checkpoint: CheckpointReader) -> None:
-        """Load an earlier checkpoint of this run, and continue from there.
-
-        Args:
-            checkpoint: the checkpoint, of which every byte was verified.
-        """
-        with self.loop.context.train_modes.for_weights():
-            load_checkpoint(self.loop.world, checkpoint, self.state)
-        self.loop.continue_from_checkpoint()
-
-    @property
-    def is_evaluated(self) -> bool:
-        """Whether the current step has been evaluated."""
-        return self.state.best.latest_step == self.state.progress.step
-
-    @property
-    def is_saved(self) -> bool:
-        """Whether the current state has been saved, or is being saved."""
-        return self.saving.step == self.state.progress.step
-
-    def print_line(self, text: str) -> None:
-        """Print a line to the progress display.
-
-        Args:
-            text: the line.
-        """
-        self._progress.print_line(text)
-
     def end(self, status: str, **more: Any) -> None:
         """Write how the run ended: finished, stopped or failed.
 
@@ -377,18 +269,8 @@ class Session:
         Raises:
             StatusWriteError: `status.json` cannot be written; saved checkpoints are unchanged.
         """
-        self._has_end = True
         self.saving.wait()
-        findings = self.checks.at_end(is_finished=status == "finished")
-        summary = {
-            **summarize_run(self.plan, self.state, self.timed, status),
-            **more,
-            "findings": [asdict(finding) for finding in findings],
-        }
-        write_summary(self._recorder, status, summary)
-        for finding in findings:
-            if finding not in self.checks.shown:
-                self.print_line(describe(finding))
+        self._ending.write(status, **more)
 
     def close(self) -> None:
         """Unlock the run folder and restore every module's mode; a second call does nothing.
@@ -400,16 +282,17 @@ class Session:
             return
         self.closed = True
         with ExitStack() as stack:  # runs each of these last to first, even if others fail
-            for close in (self._recorder.close, *reversed(self._last)):
+            for close in (self._recorder.close, *reversed(self._closers)):
                 stack.callback(close)
             stack.callback(self._recorder.collect_saves, wait=True)
             stack.callback(self._settings.close)
             for steps in self._open_steps:  # the traceback of an error may still reference one
                 stack.callback(steps.close)
             stack.callback(self.loop.loader.close)
-            stack.callback(self._evaluator.close)
-            stack.callback(self._progress.close)
-            stack.push(self._write_end)
+            stack.callback(self.evaluations.close)
+            stack.callback(self.messages.display.close)
+            if not self.finished:
+                stack.push(self._ending.write_if_missing)
             stack.callback(self.saving.wait)
             for hook in self.loop.hooks("on_end"):
                 stack.callback(hook, self.state)
@@ -422,43 +305,15 @@ class Session:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self.loop.world.failed(error)
-        self._error = error
         if error is not None and not self.closed:
-            self._call_on_exception(error)
+            self._ending.note(error)
         try:
             self.close()
-        except SurestepError as late:
+        except Exception as late:  # the error that ended the run is the one to raise
             if error is None:
                 raise
-            error.add_note(f"While closing: {late}")
-
-    def _write_end(self, kind: object, late: BaseException | None, traceback: object) -> None:
-        """Write how the run ended, if `end()` did not; `late` was raised while closing."""
-        if self._has_end or self.finished:
-            return
-        error = self._error or late
-        status, reason = end_of_loop(self.loop, error, is_manual=self._has_manual_steps)
-        can_resume = bool(list_checkpoints(self._recorder.checkpoints))
-        self.end(
-            status, reason=reason, **({"resumable": can_resume} if status == "stopped" else {})
-        )
-
-    def _call_on_exception(self, error: BaseException) -> None:
-        for callback in self.loop.parts:
-            try:
-                callback.on_exception(self.state, error)
-            except Exception as late:  # the error that ended the run is the one to raise
-                kind = type(callback).__name__
-                error.add_note(f"{kind}.on_exception failed: {type(late).__name__}: {late}")
-
-    def notify(self, text: str) -> None:
-        """Print a line and write it to the events.
-
-        Args:
-            text: the line.
-        """
-        self._recorder.event("notice", step=self.state.progress.step, text=text)
-        self.print_line(text)
+            kind = "" if isinstance(late, SurestepError) else f"{type(late).__name__}: "
+            error.add_note(f"While closing: {kind}{late}")
 
     def list_not_checked(self, notes: dict[str, str]) -> None:
         """List in the Plan what could not be checked.
@@ -470,11 +325,6 @@ class Session:
             self.plan = self.plan.list_not_checked(notes)
             if self.loop.world.is_first and not self.finished:
                 self._recorder.write_plan(self.plan)
-
-    def _notice_once(self, text: str) -> None:
-        if text and text not in self._noticed:
-            self._noticed.add(text)
-            self.notify(text)
 
     def _check_open(self) -> None:
         if self.closed:

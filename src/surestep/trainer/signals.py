@@ -19,10 +19,12 @@ def stop_before_first_step() -> StopSignals:
 
 
 def attach_signals(signals: StopSignals, session: Session) -> None:
-    """Have the signals stop a session that is ready, until it closes or nothing refers to it."""
+    """Have the signals stop a session that is ready, until nothing refers to it.
+
+    The session closes them when it is closed.
+    """
     signals.check()
     signals.act = partial(_stop_session, weakref.ref(session), signals.received)
-    session.at_end(signals.close, is_last=True)
     weakref.finalize(session, signals.close).atexit = False
 
 
@@ -83,6 +85,6 @@ def stop_after_step(session: Session) -> Iterator[list[str]]:
 
 def _print_in_handler(session: Session, text: str) -> None:
     try:
-        session.print_line(text)
+        session.messages.print_line(text)
     except RuntimeError:  # the signal interrupted a print, which cannot be reentered
         os.write(2, f"{escape_control_chars(text)}\n".encode())

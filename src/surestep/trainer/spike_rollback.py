@@ -14,7 +14,7 @@ from surestep.record.checkpoint.discovery import list_checkpoints, step_of
 from surestep.record.checkpoint.reader import open_checkpoint
 from surestep.record.run_writer import RunWriter
 from surestep.trainer.incidents import sample_indices
-from surestep.trainer.rank_zero import open_verified, run_on_rank_zero
+from surestep.trainer.rank_zero import load_checkpoint, open_verified, run_on_rank_zero
 from surestep.trainer.session import Session
 
 
@@ -51,7 +51,7 @@ class SpikeWatch(Part):
         )
         if self.session.plan.on_spike == "rollback":
             text = f"{text} {self._roll_back(spike)}"
-        self.session.print_line(text)
+        self.session.messages.print_line(text)
 
     def _batches(self, point: LogPoint, spikes: list[LossSpike]) -> dict[str, Any]:
         """Return where the batches of consecutive spikes are, with the one before, in one epoch.
@@ -86,7 +86,9 @@ class SpikeWatch(Part):
         checkpoint, problems = run_on_rank_zero(session.loop.world, find)
         if checkpoint is None:
             return " ".join([*problems, "No checkpoint is from before it: the run continues."])
-        session.rollback(open_verified(checkpoint))
+        with session.loop.context.train_modes.for_weights():
+            load_checkpoint(session.loop.world, open_verified(checkpoint), session.state)
+        session.loop.continue_from_checkpoint()
         now = session.state.spikes
         now.skipped_steps, now.rollbacks = before.skipped_steps, before.rollbacks
         first, last = now.skip_after(spike)

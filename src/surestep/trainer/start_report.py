@@ -54,24 +54,24 @@ def report_start(
 ) -> None:
     """Report where the run is, and what differs from before."""
     plan, parent, step = session.plan, decision.parent, session.state.progress.step
-    newer = describe_newer(torch_release.VERSION)
+    print_line, newer = session.messages.print_line, describe_newer(torch_release.VERSION)
     for text in (*recorder.warnings, *filter(None, [newer])):
-        session.notify(text)
+        session.messages.notify(text)
     if (size := session.loop.world.size) > 1:
-        session.print_line(describe_ranks(plan, size))
+        print_line(describe_ranks(plan, size))
     if parent is None:
         _report_progress(session, recorder)
     else:
-        session.print_line(f"{session.run.path} starts from step {step} of {parent}.")
+        print_line(f"{session.run.path} starts from step {step} of {parent}.")
     if decision.checkpoint is not None and not session.finished:
         for line in unmatched_states(decision.checkpoint.record, session.state):
-            session.print_line(line)
+            print_line(line)
     if "balanced" in plan.loss:
-        session.print_line(f"{plan.loss}: {plan.reason('loss')}")
+        print_line(f"{plan.loss}: {plan.reason('loss')}")
     if decision.changes:
-        session.print_line("\n".join(["What differs from before:", *table(decision.changes)]))
+        print_line("\n".join(["What differs from before:", *table(decision.changes)]))
     if init is not None:
-        session.print_line(init.sentence())
+        print_line(init.sentence())
 
 
 def describe_ranks(plan: Plan, size: int) -> str:
@@ -82,19 +82,20 @@ def describe_ranks(plan: Plan, size: int) -> str:
 
 def _report_progress(session: Session, recorder: RunWriter) -> None:
     progress, folder = session.state.progress, session.run.path
+    print_line = session.messages.print_line
     launched = session.system.launched
     restart = f"Restart {launched.attempt} of {launched.restarts}: " if launched.attempt else ""
     if recorder.passed_over:
         reasons = "\n".join(corrupt.reason for corrupt in recorder.passed_over)
-        session.print_line(f"{reasons} Going back to the newest good one: step {progress.step}.")
+        print_line(f"{reasons} Going back to the newest good one: step {progress.step}.")
     if session.finished:
-        session.print_line(f"{folder} is finished: {progress.step} steps are done.")
+        print_line(f"{folder} is finished: {progress.step} steps are done.")
     elif progress.step:
         recorder.event("resume", step=progress.step)
         how = describe_resume(session.loop.loader.source, session.plan, progress)
         is_last = progress.step >= session.plan.total_steps
         where = "which is the last" if is_last else f"epoch {progress.epoch + 1}"
-        session.print_line(f"{restart}Resuming {folder} from step {progress.step}, {where}{how}.")
+        print_line(f"{restart}Resuming {folder} from step {progress.step}, {where}{how}.")
     elif recorder.published:
         recorder.event("restart", step=0)
-        session.print_line(f"{restart}Starting from scratch: {folder} has no checkpoint yet.")
+        print_line(f"{restart}Starting from scratch: {folder} has no checkpoint yet.")

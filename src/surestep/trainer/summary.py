@@ -1,17 +1,12 @@
 """The summary of a run at its end: status, reason and counts."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from surestep.base.errors import NonFiniteError, RunError, StatusWriteError
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import State
 from surestep.engine.step.log_point import LogPoint
-from surestep.engine.step.loop import Loop
 from surestep.engine.step.part import Part
-from surestep.record.checkpoint.discovery import list_checkpoints
-from surestep.record.run_writer import RunWriter, describe_error_end
 
 ALL_DONE = "all steps are done"
 
@@ -58,44 +53,3 @@ def summarize_run(
         **vars(counts),
         "clipped": None if plan.max_grad_norm is None else counts.clipped,
     }
-
-
-def end_of_loop(loop: Loop, error: BaseException | None, *, is_manual: bool) -> tuple[str, str]:
-    """Return status and reason of a run whose session closes without `end()`.
-
-    If `train_step()` was used, the run is manual: only the caller knows its last step.
-    """
-    step, total = loop.state.progress.step, loop.plan.total_steps
-    if isinstance(error, NonFiniteError):
-        return "failed", str(error)
-    if isinstance(error, Exception):
-        return describe_error_end(error)
-    if error is not None:
-        return "stopped", f"{type(error).__name__} after step {step} of {total}"
-    if loop.interrupted:
-        return "stopped", loop.interrupted
-    if not is_manual and (step >= total or loop.stopping):
-        return "finished", loop.stopping or ALL_DONE
-    return "stopped", f"the session was closed after step {step} of {total}"
-
-
-def write_summary(recorder: RunWriter, status: str, summary: Mapping[str, Any]) -> None:
-    """Write how a run ended; raise a StatusWriteError if status.json cannot be written."""
-    recorder.event("end", status=status, **summary)
-    try:
-        recorder.status(status, **summary)
-    except RunError as error:
-        cause, folder = error.__cause__, recorder.folder
-        reason = cause.strerror if isinstance(cause, OSError) else None
-        existing = list_checkpoints(recorder.checkpoints) if folder.is_dir() else []
-        kept = f"its newest checkpoint is {existing[-1]}" if existing else "it has no checkpoint"
-        again = "resumes from that checkpoint" if existing else "starts from scratch"
-        hint = "Make the folder writable again (free space if the disk is full)"
-        if not folder.is_dir():
-            kept, hint = "its folder is gone", "Restore the folder (mount its disk again)"
-            again = "resumes from its newest checkpoint"
-        raise StatusWriteError(
-            f"{folder / 'status.json'} could not be written: {reason or error}. The run {status} "
-            f"at step {summary['step']}, and {kept}; only its end is not recorded. {hint}, and run "
-            f"the same command again: it {again}."
-        ) from error

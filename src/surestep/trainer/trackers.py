@@ -1,7 +1,6 @@
 """The trackers of a run: one thread each, on rank 0, until the session closes."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from torch import nn
@@ -11,14 +10,14 @@ from surestep.base.text import describe_value
 from surestep.engine.distributed.communicator import Communicator
 from surestep.engine.distributed.stop_signals import CTRL_C
 from surestep.engine.plan.plan import Plan
-from surestep.record.progress_display import NullProgress
+from surestep.engine.step.loop import Loop
 from surestep.record.run_writer import RunWriter
 from surestep.tracking.follower import STALLED_S, Delivery, Follower, finish_all
 from surestep.tracking.registry import tracker_class
 from surestep.tracking.tracker import Tracker
+from surestep.trainer.messages import Messages
 from surestep.trainer.model_template import ModelTemplate
 from surestep.trainer.resume import ResumeDecision
-from surestep.trainer.session import Session
 
 
 def check_trackers(trackers: Any) -> None:
@@ -71,23 +70,20 @@ class TrackerThreads:
             Follower(Delivery(folder, tracker, load_model=load)) for tracker in trackers
         ]
 
-    def start(self, session: Session, display: NullProgress) -> None:
-        """Let each tracker follow the events of the run, until the session closes."""
+    def start(self) -> None:
+        """Let each tracker follow the events of the run."""
         for follower in self.followers:
             follower.start()
-        if self.followers:
-            finish = partial(_finish, self.followers, session, self._recorder, display)
-            session.at_end(finish, is_last=True)
 
-
-def _finish(
-    followers: Sequence[Follower], session: Session, recorder: RunWriter, display: NullProgress
-) -> None:
-    """Wait for the trackers as long as the option says, and record what they lack."""
-    wait = session.plan.logging_tracker_wait
-    limit_s = 0.0 if wait is None else wait.amount * 60
-    if session.loop.interrupted not in ("", CTRL_C):  # a cluster kills the process soon
-        limit_s = min(limit_s, STALLED_S)
-    lacking = finish_all(followers, display, limit_s=limit_s, notify=session.notify)
-    if lacking:
-        recorder.amend_status(trackers=lacking)
+    def finish(self, loop: Loop, messages: Messages) -> None:
+        """Wait for the trackers as long as the option says, and record what they lack."""
+        if not self.followers:
+            return
+        wait = loop.plan.logging_tracker_wait
+        limit_s = 0.0 if wait is None else wait.amount * 60
+        if loop.interrupted not in ("", CTRL_C):  # a cluster kills the process soon
+            limit_s = min(limit_s, STALLED_S)
+        show, notify = messages.display, messages.notify
+        lacking = finish_all(self.followers, show, limit_s=limit_s, notify=notify)
+        if lacking:
+            self._recorder.amend_status(trackers=lacking)

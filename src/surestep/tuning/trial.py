@@ -151,7 +151,7 @@ class Reporter(Callback):
         if run_on_rank_zero(loop.world, ask):
             reason = f"{PRUNED} after step {loop.state.progress.step}"
             loop.stop(reason)
-            self.session.print_line(reason)
+            self.session.messages.print_line(reason)
 
     def _estimate(self, number: int, step: int) -> int:
         """Return how many evaluations the run makes; if no plan says it, as often as so far."""

@@ -1,4 +1,5 @@
 import json
+import re
 import time
 from types import SimpleNamespace
 
@@ -38,8 +39,10 @@ def test_trace_contains_the_operations_of_the_profiled_steps(tmp_path):
 def test_summary_has_the_ten_costliest_operations_and_the_speed(tmp_path):
     run = profiled(tmp_path)
     text = (run.path / "profile" / "operations-3-5.txt").read_text()
-    rows = text.partition("operation ")[2].splitlines()[1:]
+    operations, _, parts = text.partition("operation ")[2].partition("\n\n")
+    rows = operations.splitlines()[1:]
     assert len(rows) == 10
+    assert re.search(r"^RecordSteps +\d+\.\d\d +\d+\.\d%$", parts, re.M)
     costs = [float(row[53:62]) for row in rows]
     assert costs == sorted(costs, reverse=True)
     assert "waiting for data: " in text

@@ -32,9 +32,9 @@ for each in HOOKS:
     setattr(Recorder, each, lambda self, *_, each=each: self.record(each))
 
 
-def watched(tmp_path, callback, **options):
+def watched(tmp_path, *callbacks, **options):
     parts = tiny.task(val=tiny.data(5))
-    return Trainer(parts, tiny.config(**options), run=tmp_path / "run", callbacks=[callback])
+    return Trainer(parts, tiny.config(**options), run=tmp_path / "run", callbacks=callbacks)
 
 
 def test_hooks_are_called_in_order(tmp_path):
@@ -108,7 +108,7 @@ def test_request_of_on_log_is_handled_at_that_log_point(tmp_path):
         steps = session.steps()
         for _ in range(3):
             next(steps)
-        assert session.is_saved
+        assert session.saving.is_current
         assert session.state.progress.step == 3
 
 
@@ -230,3 +230,51 @@ def test_callback_that_only_saves_or_only_loads_is_rejected(method, lacks):
     setattr(half, method, dict)
     with pytest.raises(TaskError, match=f"Recorder has no {lacks}.*both, or neither"):
         stateful_callbacks([half])
+
+
+@pytest.mark.parametrize("reply", [3, [], True])
+def test_reply_of_a_hook_that_means_nothing_is_an_error(tmp_path, reply):
+    trainer = watched(tmp_path, Recorder("on_step", reply), max_steps=2)
+    with pytest.raises(TaskError, match=r"Recorder.on_step returned .*Return None, a surestep"):
+        trainer.fit()
+    watched(tmp_path / "end", Recorder("on_end", reply), max_steps=1).fit()
+
+
+def test_text_that_a_hook_returns_is_printed_and_an_event(tmp_path, capsys):
+    options = {"max_steps": 2, "logging": {"progress": "plain"}}
+    run = watched(tmp_path, Recorder("on_step", "look here"), **options).fit()
+    notices = [event for event in run.events() if event["event"] == "notice"]
+    assert [(event["text"], event["step"]) for event in notices] == [("look here", 1)]
+    assert capsys.readouterr().err.count("look here\n") == 1
+
+
+def test_error_of_on_end_does_not_hide_the_error_that_ended_the_run(tmp_path):
+    class FailsToEnd(Recorder):
+        def on_end(self, state):
+            super().on_end(state)
+            raise ValueError("cannot end")
+
+    first, diary = FailsToEnd(), Recorder()
+    trainer = watched(tmp_path, diary, first, max_steps=3)
+    session = trainer.session
+
+    def fail(*_):
+        raise Fails("in the forward")
+
+    session.model.forward = fail
+    with pytest.raises(Fails, match="in the forward") as caught:
+        trainer.fit()
+    assert caught.value.__notes__ == ["While closing: ValueError: cannot end"]
+    assert diary.hooks[-1] == first.hooks[-1] == "on_end"
+    assert session.run.status["status"] == "failed"
+
+
+def test_error_of_on_end_is_raised_and_the_run_is_closed(tmp_path):
+    class FailsToEnd(Callback):
+        def on_end(self, state):
+            raise ValueError("cannot end")
+
+    with pytest.raises(ValueError, match="cannot end"):
+        watched(tmp_path, FailsToEnd(), max_steps=2).fit()
+    run = watched(tmp_path, Recorder(), max_steps=2).fit()  # the folder is not locked
+    assert run.status["status"] == "finished"

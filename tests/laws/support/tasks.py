@@ -84,7 +84,7 @@ def snapshot(session: Session) -> dict[str, Any]:
     for name, optimizer in session.state.optimizers.items():
         for index, slots in optimizer.state_dict()["state"].items():
             kept |= tensors_in(slots, f"{name}/{index}")
-    average = session._evaluator.average()  # with recomputed statistics, as it is saved
+    average = session.evaluations._evaluator.average()  # with recomputed statistics, as it is saved
     for name, value in average.tensors.items() if average is not None else ():
         kept[f"average/{name}"] = value.clone()
     kept["steps_taken"] = torch.tensor(session.state.progress.steps_taken)

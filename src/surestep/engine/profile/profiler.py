@@ -91,6 +91,7 @@ class Profile(Part):
             self._profile = profile(activities=activities)
             self._profile.__enter__()
             self._started, self._waited = time.perf_counter(), self.loop.data_wait_s
+            self._parts, self._end_timing = self.loop.time_parts()
         return None
 
     def on_step(self, state: State, result: StepResult) -> Request | None:
@@ -128,6 +129,7 @@ class Profile(Part):
         if self.loop.plan.device.type == "cuda":
             torch.cuda.synchronize(self.loop.plan.device)
         seconds = time.perf_counter() - self._started
+        self._end_timing()
         wait_until_idle()
         record, self._profile = self._profile, None
         record.__exit__(None, None, None)
@@ -135,7 +137,19 @@ class Profile(Part):
         name = f"{self.first}-{last}"
         trace = self.folder / f"trace-{name}.json"
         record.export_chrome_trace(str(trace))
-        lines = [*self._throughput(seconds, last - self.first + 1), "", *_table(record, seconds)]
+        parts = [
+            f"{part:<44} {own_s * 1e3:>17.2f} {own_s / seconds:>12.1%}"
+            for part, own_s in sorted(self._parts.items(), key=lambda item: -item[1])
+        ]
+        lines = [
+            *self._throughput(seconds, last - self.first + 1),
+            *("", *_table(record, seconds)),
+            *(
+                "",
+                f"{'part of the run beside the step':<44} {'ms':>17} {'of the time':>12}",
+                *parts,
+            ),
+        ]
         (self.folder / f"operations-{name}.txt").write_text("\n".join(lines) + "\n")
         title = f"Profile of steps {self.first} to {last}, with a trace in {trace}:"
         self._notice = "\n".join([title, *lines])

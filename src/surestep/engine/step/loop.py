@@ -33,7 +33,7 @@ from surestep.engine.step.log_point import (
     read_scalars,
     skipped_step,
 )
-from surestep.engine.step.part import find_moments
+from surestep.engine.step.part import Moments, find_moments, time_moments
 from surestep.engine.step.train_step import StepContext, StepResult, train_step
 
 _REASONS = {"pause": "a callback asked to pause", "max_time": "max_time is over"}
@@ -80,12 +80,26 @@ class Loop:
             notify: shows the user a notice of a part.
         """
         self.parts, self._notify = parts, notify
-        self._moments = find_moments(parts, self.plan.seed, self.plan.device)
-        self._on_batch, self._on_step = self._moments["on_batch"], self._moments["on_step"]
+        self._use(find_moments(parts, self.plan.seed, self.plan.device))
         self._on_first_step = self._moments["on_first_step"]
+
+    def _use(self, moments: Moments) -> None:
+        self._moments = moments
+        self._on_batch, self._on_step = moments["on_batch"], moments["on_step"]
         self.context.on_backward = [
-            partial(self._call_backward, hook) for hook in self._moments["on_backward"]
+            partial(self._call_backward, hook) for hook in moments["on_backward"]
         ]
+
+    def time_parts(self) -> tuple[dict[str, float], Callable[[], None]]:
+        """Measure how long each part takes from now on.
+
+        Returns:
+            The seconds by part, which are updated, and a function that ends the measurement.
+        """
+        seconds: dict[str, float] = {}
+        before = self._moments
+        self._use(time_moments(before, self.parts, seconds))
+        return seconds, partial(self._use, before)
 
     def hooks(self, moment: str) -> list[Callable[..., Any]]:
         """Return what to call at a moment, in order."""

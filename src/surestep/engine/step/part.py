@@ -4,6 +4,7 @@ A user's Callback is a part that observes. A Part of surestep has more moments, 
 run. A moment that no part has costs nothing.
 """
 
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -94,19 +95,23 @@ class Part(Callback):
 
 
 class Functions(Part):
-    """A part that is made of functions, by their moments: `Functions(on_log=check)`."""
+    """A part that is made of functions, by their moments: `Functions("checks", on_log=check)`.
 
-    def __init__(self, **functions: Callable[..., Any]) -> None:
+    Attributes:
+        label: the name of the part, for people.
+    """
+
+    def __init__(self, label: str, **functions: Callable[..., Any]) -> None:
+        self.label = label
         for moment, function in functions.items():
             setattr(self, moment, function)
 
 
+Moments = dict[str, list[Callable[..., Any]]]  # what to call, by moment
 MOMENTS = tuple(name for name in vars(Part) if name.startswith(("on_", "to_")))
 
 
-def find_moments(
-    parts: Sequence[Callback], seed: int, device: torch.device
-) -> dict[str, list[Callable[..., Any]]]:
+def find_moments(parts: Sequence[Callback], seed: int, device: torch.device) -> Moments:
     """Return what to call at each moment, in the order of the parts.
 
     Hooks of users draw separate random numbers, so they change none of the training.
@@ -133,23 +138,49 @@ def _hooks_of(
             hooks.append(hook)
             continue
         name = f"{kind.__module__}.{kind.__qualname__}"  # so that no other callback changes it
-        own = derive_seed("callback", seed, moment, name, numbers[name])
-        hooks.append(partial(_call_hook, SeparateRNG(own, device).call, hook, moment))
+        call = SeparateRNG(derive_seed("callback", seed, moment, name, numbers[name]), device).call
+        hooks.append(partial(_call_hook, call, hook, f"{kind.__name__}.{moment}"))
         numbers[name] += 1
     return hooks
 
 
-def _call_hook(call: Any, hook: Any, moment: str, state: "State", *args: Any) -> Reply:
+def _call_hook(call: Any, hook: Any, name: str, state: "State", *args: Any) -> Reply:
     reply = call(state.progress.step, hook, state, *args)
-    if moment == "on_end":
+    if name.endswith(".on_end"):
         return None
     if reply is None or isinstance(reply, Request | str):
         return reply
-    name = getattr(hook, "__qualname__", moment)
     raise TaskError(
         f"{name} returned {describe_value(reply)}. Return None, a surestep.Request such as "
         "Request.STOP, or a line of text to print."
     )
+
+
+def time_moments(moments: Moments, parts: Sequence[Callback], seconds: dict[str, float]) -> Moments:
+    """Return functions that also add the time that they take to that of their part.
+
+    Args:
+        moments: of these parts.
+        parts: of the run, in order.
+        seconds: by the label of the part, or the name of its class.
+    """
+
+    def timed(part: Callback, hook: Callable[..., Any]) -> Callable[..., Any]:
+        label = getattr(part, "label", type(part).__name__)
+
+        def call(*args: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return hook(*args)
+            finally:
+                seconds[label] = seconds.get(label, 0.0) + time.perf_counter() - started
+
+        return call
+
+    return {
+        moment: list(map(timed, parts_with(parts, moment), hooks))
+        for moment, hooks in moments.items()
+    }
 
 
 def parts_with(parts: Sequence[Callback], moment: str) -> list[Callback]:

@@ -1,0 +1,116 @@
+"""The evaluations of a session, and what they change: the best metric and the plateaus."""
+
+from contextlib import nullcontext
+from typing import Literal
+
+from surestep.engine.evaluate.predict import Predictions
+from surestep.engine.plan.specs import raw_name
+from surestep.engine.state.average import AveragedWeights
+from surestep.engine.step.loop import Loop
+from surestep.engine.task.task import Task
+from surestep.engine.value import Metrics, Value, shown
+from surestep.record.run import Which
+from surestep.record.run_writer import RunWriter
+from surestep.trainer.best_metric import update_best
+from surestep.trainer.checkpointing import CheckpointManager
+from surestep.trainer.evaluator import Evaluator
+from surestep.trainer.messages import Messages
+
+
+class Evaluations:
+    """Evaluates and predicts for a session; its methods are those of `Session`."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        task: Task,
+        evaluator: Evaluator,
+        recorder: RunWriter,
+        saving: CheckpointManager,
+        messages: Messages,
+    ) -> None:
+        self._loop, self._task, self._evaluator = loop, task, evaluator
+        self._recorder, self._saving, self._messages = recorder, saving, messages
+        self._plan = loop.plan
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the current step has been evaluated."""
+        state = self._loop.state
+        return state.best.latest_step == state.progress.step
+
+    def evaluate(self, split: str | None) -> Metrics:
+        """Evaluate one split, or all validation sets: these may be the best so far."""
+        loop, plan, state = self._loop, self._plan, self._loop.state
+        loop.log_point()
+        self._evaluator.check(split)
+        with loop.pause_clock():
+            step, average = state.progress.step, self._average()
+            metrics = self._evaluate_weights(split, average)
+        monitored = (plan.validation_metric or "").split("/")[0]
+        is_raw = average is None or (
+            plan.validation_weights == "both" and monitored in map(raw_name, self._task.val_sets())
+        )
+        measured: Literal["weights", "average"] = "weights" if is_raw else "average"
+        self._recorder.event("evaluation", step=step, metrics=metrics, measured=measured)
+        if split is None and not self.is_done:
+            best = state.best
+            best.latest, best.latest_step, best.measured = dict(metrics), step, measured
+            best.is_due = False
+            self._saving.forget()  # a checkpoint of this step does not have the metrics
+            for line in update_best(plan, state, metrics, loop.context.schedule.peak):
+                self._messages.print_line(line)
+            loop.call("on_evaluate", Metrics(metrics))
+        if metrics:
+            limit = plan.limit_val_batches
+            of = " of the average" if average is not None else ""
+            if limit and split in (None, *self._task.val_sets()):
+                of += f" on {limit} batches"
+            self._messages.print_line(f"step {step}{of}: {shown(metrics)}")
+        loop.run_requests()
+        return Metrics(metrics)
+
+    def _average(self) -> AveragedWeights | None:
+        """Return the average that evaluations use; None if they use the weights."""
+        return None if self._plan.validation_weights == "raw" else self._evaluator.average()
+
+    def _evaluate_weights(
+        self, split: str | None, average: AveragedWeights | None
+    ) -> dict[str, Value]:
+        """Evaluate the average, and also the weights if the Plan says so."""
+        warn = self._messages.notify_once
+        with nullcontext() if average is None else average.swapped_in():
+            metrics = raw = self._evaluator.evaluate(split, warn)
+        if self._plan.validation_weights != "both":
+            return metrics
+        if average is not None:
+            raw = self._evaluator.evaluate(split, warn)
+        for name, value in raw.items():
+            own, metric = name.split("/", 1)
+            metrics = metrics | {f"{raw_name(own)}/{metric}": value}
+        return metrics
+
+    def evaluate_checkpoint(self, split: str, which: Which) -> Metrics:
+        """Evaluate all of a split with the weights of a checkpoint."""
+        self._evaluator.check(split)
+        using = self._evaluator.using_checkpoint(self._recorder.run, which)
+        with self._loop.pause_clock(), using as saved:
+            metrics, samples = self._evaluator.evaluate_all(split, self._messages.notify_once)
+        self._recorder.event("evaluation", step=saved.step, metrics=metrics, which=which)
+        where = f"{which} checkpoint, step {saved.step}, {samples} samples of {split}"
+        self._messages.print_line(f"{where}: {shown(metrics)}")
+        return Metrics(metrics)
+
+    def predict(self, split: str, which: Which | None, mc_dropout: int | None) -> Predictions:
+        """Predict every sample of one split."""
+        with self._loop.pause_clock():
+            if which is not None:
+                with self._evaluator.using_checkpoint(self._recorder.run, which):
+                    return self._evaluator.predict(split, mc_dropout)
+            average = self._average()
+            with nullcontext() if average is None else average.swapped_in():
+                return self._evaluator.predict(split, mc_dropout)
+
+    def close(self) -> None:
+        """End the workers of the validation data."""
+        self._evaluator.close()
