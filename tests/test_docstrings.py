@@ -14,9 +14,9 @@ from surestep import ManualStep, Session, SurestepError
 from surestep.config.group import ConfigGroup
 from surestep.config.option import PluginOption
 from surestep.engine.losses.base import LossModule
+from surestep.engine.parallel.base import Strategy
 from surestep.engine.parallel.ddp import DDPStrategy
 from surestep.engine.parallel.distributed import DistributedStrategy
-from surestep.engine.parallel.single import SingleProcessStrategy
 
 HAVE_EXAMPLES = [
     *("Callback", "Config", "InitWeights", "ManualStep", "Optim", "Run", "Schedule", "Task"),
@@ -28,7 +28,7 @@ DOCUMENTED = [
     if inspect.isclass(getattr(surestep, name)) or inspect.isfunction(getattr(surestep, name))
 ]
 # Not in surestep.__all__: what a user derives from, or gets from a public function.
-BASES = [DDPStrategy, DistributedStrategy, LossModule, PluginOption, SingleProcessStrategy]
+BASES = [DDPStrategy, DistributedStrategy, LossModule, PluginOption, Strategy]
 MADE_BY_SURESTEP = (ManualStep, Session, SurestepError)  # no one else calls their __init__
 
 

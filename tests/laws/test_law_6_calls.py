@@ -19,7 +19,7 @@ from tests.laws.support.tasks import rows, session_of
 
 Folder = Callable[[], Path]
 OURS = str(Path(surestep.__file__).parent)
-FILES, CALLS = 4, 20
+FILES, CALLS = 7, 21
 OPTIONS: dict[str, Any] = {
     "max_steps": 40,
     "batch_size": 16,

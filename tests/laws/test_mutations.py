@@ -30,7 +30,7 @@ from surestep.engine.losses.multi import weighted_sum
 from surestep.engine.model.layers import layers_of
 from surestep.engine.model.preserve import preserve_buffers
 from surestep.engine.optim import freezing, param_groups
-from surestep.engine.parallel import single
+from surestep.engine.parallel import guards, single
 from surestep.engine.plan import batching
 from surestep.engine.plan.context import PlanContext
 from surestep.engine.state import loss_spikes
@@ -535,12 +535,12 @@ MUTATIONS = [
         ),
         (
             "the guard forgets a bad step",
-            before(single.DeviceGuard, "step", forgetful),
+            before(guards.DeviceGuard, "step", forgetful),
             lambda folder: check_failure(folder, "gradient", 2),
         ),
         (
             "the loss is not checked",
-            instead(single, "all_finite", lambda *values: bool(torch.isfinite(values[-1]))),
+            instead(guards, "all_finite", lambda *values: bool(torch.isfinite(values[-1]))),
             lambda folder: check_skips(folder, "loss", on_nonfinite="skip"),
         ),
         (

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from surestep.engine.model.precision import grad_scaler
 from surestep.engine.optim.build import build_optimizer
+from surestep.engine.optim.fused_adamw import FusedAdamW
 from surestep.engine.optim.param_groups import make_param_groups
-from surestep.engine.parallel.single import FusedAdamW, SingleProcessStrategy
+from surestep.engine.parallel.single import SingleProcessStrategy
 from surestep.engine.state.state import WHOLE, State
 from tests import tiny
 

@@ -21,8 +21,8 @@ from surestep.engine import private
 from surestep.engine.batch import Batch
 from surestep.engine.distributed.communicator import Communicator
 from surestep.engine.losses.base import Loss
+from surestep.engine.parallel.base import NO_GRADIENT, NOTHING
 from surestep.engine.parallel.distributed import DistributedStrategy
-from surestep.engine.parallel.single import NO_GRADIENT, NOTHING
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import WHOLE, State
 from surestep.engine.step_outcome import Gradients
@@ -41,7 +41,7 @@ class DDPStrategy(DistributedStrategy):
     """The methods of a step on a copy of the model in each process.
 
     Args:
-        plan, state, world, name: as for SingleProcessStrategy.
+        plan, state, world, name: as for Strategy.
 
     Attributes:
         sends_loss_with_gradients: the loss, the items and the requests of the ranks are in a

@@ -5,11 +5,11 @@ from torch import Tensor
 
 from surestep.engine.batch import Batch
 from surestep.engine.losses.base import Loss
-from surestep.engine.parallel.single import SingleProcessStrategy
+from surestep.engine.parallel.base import Strategy
 from surestep.engine.step_outcome import Gradients
 
 
-class DistributedStrategy(SingleProcessStrategy):
+class DistributedStrategy(Strategy):
     """The methods of a step whose gradients are summed over ranks; the base class of those."""
 
     needs_ranks = True

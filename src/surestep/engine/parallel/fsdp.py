@@ -30,9 +30,10 @@ from surestep.engine.distributed.communicator import Communicator
 from surestep.engine.distributed.shards import is_sharded, to_local
 from surestep.engine.losses.base import HALF
 from surestep.engine.optim.local_shards import local_shards
+from surestep.engine.parallel.base import NO_GRADIENTS, NOTHING
+from surestep.engine.parallel.clipping import clip_gradients
 from surestep.engine.parallel.distributed import DistributedStrategy
 from surestep.engine.parallel.manual_allreduce import broadcast_module
-from surestep.engine.parallel.single import NO_GRADIENTS, NOTHING
 from surestep.engine.parallel.wrap_policy import in_order
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import WHOLE, State
@@ -147,12 +148,7 @@ class FSDPStrategy(DistributedStrategy):
         squares = self._sum_squares(grads)
         dtype = torch.promote_types(grads[0].dtype, torch.float32)
         norms, total = squares.sqrt().to(dtype), squares.sum().sqrt().to(dtype)
-        if self.max_norm is not None:
-            factor = torch.clamp(self.max_norm / (total + 1e-6), max=1.0)
-            private.foreach_mul_(grads, factor.to(grads[0].device))
-        elif self.clip_value is not None:
-            private.foreach_clamp_min_(grads, -self.clip_value)
-            private.foreach_clamp_max_(grads, self.clip_value)
+        clip_gradients(grads, total, self.max_norm, self.clip_value)
         return GradNorm(total, norms, names)
 
     def measure_norms(self, tensors: Sequence[Tensor]) -> Tensor:

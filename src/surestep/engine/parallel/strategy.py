@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from surestep.base.plugins import STRATEGIES, load_plugin
 
 if TYPE_CHECKING:
-    from surestep.engine.parallel.single import SingleProcessStrategy
+    from surestep.engine.parallel.base import Strategy
 
 # Imported when chosen: FSDP takes half a second.
 BUILT_IN = {
@@ -20,14 +20,14 @@ BUILT_IN = {
 
 
 @cache
-def strategy_class(name: str) -> type["SingleProcessStrategy"]:
+def strategy_class(name: str) -> type["Strategy"]:
     """Return the class of a strategy, by the value of `parallel.strategy`."""
     if name in BUILT_IN:
         module, _, kind = BUILT_IN[name].partition(":")
         found = getattr(import_module(f"surestep.engine.parallel.{module}"), kind)
     else:
-        from surestep.engine.parallel.single import SingleProcessStrategy
+        from surestep.engine.parallel.base import Strategy
 
-        found = load_plugin(STRATEGIES, name, SingleProcessStrategy)
-    strategy: type[SingleProcessStrategy] = found
+        found = load_plugin(STRATEGIES, name, Strategy)
+    strategy: type[Strategy] = found
     return strategy

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from surestep.engine.batch import Batch
 from surestep.engine.distributed.shards import to_local
-from surestep.engine.parallel.single import SingleProcessStrategy
+from surestep.engine.parallel.base import Strategy
 from surestep.engine.state.state import State, trainable_parameters
 from surestep.engine.step.log_point import LayerNorms
 from surestep.engine.step.part import Part
@@ -28,7 +28,7 @@ class LayerNormMeter(Part):
     def __init__(
         self,
         state: State,
-        strategy: SingleProcessStrategy,
+        strategy: Strategy,
         may_log_after: Callable[[Batch], bool],
     ) -> None:
         self._strategy, self._parameters = strategy, trainable_parameters(state.model)

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from surestep.engine.batch import Batch
-from surestep.engine.parallel.single import all_finite
+from surestep.engine.parallel.guards import all_finite
 from surestep.engine.rng import preserve_globals
 from surestep.engine.step.multi_optimizer import OptimizerSnapshot
 from surestep.engine.step.train_step import StepContext, UpdateResult, forward_backward

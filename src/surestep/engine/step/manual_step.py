@@ -14,8 +14,8 @@ from surestep.engine.batch import Batch, MicroBatch, dummy_micro_batch
 from surestep.engine.device import sum_dtype
 from surestep.engine.losses.base import at_least_fp32
 from surestep.engine.metrics import base as metrics
+from surestep.engine.parallel.base import NO_GRADIENT
 from surestep.engine.parallel.manual_allreduce import broadcast_module
-from surestep.engine.parallel.single import NO_GRADIENT
 from surestep.engine.rng import preserve_globals
 from surestep.engine.step.multi_optimizer import OptimizerHandle, OptimizerSet, StepRolledBack
 from surestep.engine.step.train_step import StepContext, UpdateResult

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from surestep.base.warn import warn
 from surestep.engine.losses.base import at_least_fp32
 from surestep.engine.optim.param_groups import wrapped_optimizers
-from surestep.engine.parallel.single import DeviceGuard, SingleProcessStrategy, all_finite
+from surestep.engine.parallel.base import Strategy
+from surestep.engine.parallel.guards import DeviceGuard, all_finite
 from surestep.engine.schedule.groups import GroupSchedule
 from surestep.engine.state.state import copied_options
 from surestep.engine.step_outcome import StepOutcome
@@ -136,7 +137,7 @@ def saved_optimizer(optimizer: torch.optim.Optimizer) -> OptimizerSnapshot:
 class OptimizerHandle:
     """An optimizer with its strategy, its schedule and a snapshot."""
 
-    strategy: SingleProcessStrategy
+    strategy: Strategy
     schedule: GroupSchedule
     snapshot: OptimizerSnapshot
 

@@ -22,7 +22,7 @@ from surestep.engine.losses.multi import weighted_sum
 from surestep.engine.metrics import base as metrics
 from surestep.engine.model.preserve import BufferSnapshot
 from surestep.engine.modes import TrainModes
-from surestep.engine.parallel.single import SingleProcessStrategy
+from surestep.engine.parallel.base import Strategy
 from surestep.engine.rng import GlobalGenerators, ModelRNG
 from surestep.engine.schedule.groups import GroupSchedule
 from surestep.engine.state.state import Progress, State
@@ -106,7 +106,7 @@ class StepContext:
 
     state: State
     loss: Loss
-    strategy: SingleProcessStrategy
+    strategy: Strategy
     train_modes: TrainModes
     buffers: BufferSnapshot
     randomness: ModelRNG

@@ -24,10 +24,11 @@ from torch.nn import functional
 
 from surestep.base.errors import ConfigError, TaskError
 from surestep.engine.distributed.communicator import Communicator
+from surestep.engine.parallel.base import NO_GRADIENT, NOTHING
 from surestep.engine.parallel.deepspeed.state import ZeroState
 from surestep.engine.parallel.distributed import DistributedStrategy
+from surestep.engine.parallel.guards import all_finite
 from surestep.engine.parallel.manual_allreduce import broadcast_module
-from surestep.engine.parallel.single import NO_GRADIENT, NOTHING, all_finite
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import WHOLE, State
 from surestep.engine.step_outcome import GradNorm, StepOutcome
