@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -111,3 +112,48 @@ def test_hook_that_a_callback_does_not_override_is_not_called(folder):
             counts.append(one(steps))
             steps.close()
     assert counts[0] == counts[1]
+
+
+class Rows(torch.utils.data.Dataset):
+    """Has a row for each index; notes where each process loads them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        frame, files = sys._getframe(), set()
+        while frame := frame.f_back:
+            if "/surestep/engine/data/" in (name := frame.f_code.co_filename):
+                files.add(Path(name).name)
+        (self.folder / f"{index}").write_text("\n".join(files))
+        return torch.ones(4) * index / 64, index % 3
+
+
+@pytest.mark.slow("starts two workers")
+def test_batch_enters_few_modules_on_its_way_to_the_step(folder):
+    rows, entered = folder(), set()
+    rows.mkdir()
+    task = surestep.Task(nn.Linear(4, 3), loss="multiclass", train=Rows(rows))
+
+    def note(frame: Any, event: str, _: object) -> None:
+        name = frame.f_code.co_filename
+        if event == "call" and "/surestep/engine/data/" in name:
+            entered.add(Path(name).name)
+
+    options = {"max_steps": 8, "batch_size": 8, "data": {"num_workers": 2}}
+    with session_of(task, folder(), **options) as session:
+        steps = session.steps()
+        next(steps)
+        sys.setprofile(note)
+        try:
+            next(steps)
+        finally:
+            sys.setprofile(None)
+        list(steps)
+    for path in rows.iterdir():
+        entered |= set(path.read_text().split())
+    assert {"sources.py", "batch_loader.py"} <= entered
+    assert len(entered) <= 8, entered
