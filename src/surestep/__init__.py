@@ -141,8 +141,12 @@ def __getattr__(name: str) -> Any:
     # `import surestep` must not import torch: each public name is fetched on first use.
     if name not in _HOMES:
         raise AttributeError(f"module 'surestep' has no attribute {name!r}")
-    from importlib import import_module  # late: a command notes signals sooner
+    import gc  # late: a command notes signals sooner
+    from importlib import import_module
 
+    # Imports create many objects and no garbage, and a collection scans those of torch too: 0.1 s.
+    collects = gc.isenabled()
+    gc.disable()
     try:
         home = import_module(_HOMES[name])
     except ModuleNotFoundError as error:
@@ -153,6 +157,9 @@ def __getattr__(name: str) -> Any:
         raise ModuleNotFoundError(
             describe_missing_torch(f"surestep.{name}"), name="torch"
         ) from None
+    finally:
+        if collects:
+            gc.enable()
     value = getattr(home, name, home)  # a module does not have its own name
     globals()[name] = value
     return value
