@@ -113,13 +113,15 @@ def _version(newest: int) -> Any:
 
 def _exact(**types: Any) -> Any:
     """Return the type of a dict with exactly these keys."""
-    return with_config(ConfigDict(extra="forbid", strict=True, defer_build=True))(_typed_dict("Exact", types))
+    config = ConfigDict(extra="forbid", strict=True, defer_build=True)
+    return with_config(config)(_typed_dict("Exact", types))
 
 
 def _open(required: dict[str, Any], optional: dict[str, Any] | None = None) -> Any:
     """Return the type of a dict that may have more keys, which no one reads."""
     types = {**required, **{key: NotRequired[item] for key, item in (optional or {}).items()}}
-    return with_config(ConfigDict(extra="allow", strict=True, defer_build=True))(_typed_dict("Open", types))
+    config = ConfigDict(extra="allow", strict=True, defer_build=True)
+    return with_config(config)(_typed_dict("Open", types))
 
 
 def _or_empty(kind: Any) -> Any:
