@@ -174,6 +174,15 @@ def test_save_request_writes_a_checkpoint_of_the_step(tmp_path):
         assert session.run.last.step == 1
 
 
+@pytest.mark.parametrize("hooks", [("on_backward", "on_step"), ("on_step", "on_step")])
+def test_requests_of_two_callbacks_in_one_step_are_done_once(tmp_path, hooks):
+    diaries = [Recorder(hook, Request.SAVE) for hook in hooks]
+    with watched(tmp_path, *diaries, epochs=3).session as session:
+        next(session.steps())
+        session.saving.collect(wait=True)
+    assert [e["step"] for e in session.run.events() if e["event"] == "checkpoint"] == [1]
+
+
 def test_evaluate_request_runs_an_evaluation_after_the_step(tmp_path):
     diary = Recorder("on_step", Request.EVALUATE)
     with watched(tmp_path, diary, epochs=3).session as session:

@@ -155,6 +155,9 @@ def test_nothing_is_measured_between_log_points(folder, monkeypatch):
     assert measured == [4, 6]
     train(task(), folder(), **options(logging={"every": "4 steps"}))
     assert measured == [4, 6]
+    within = options(max_steps=5, logging={"every": "4 steps", "per_layer": True})
+    train(task(), folder(), **within)
+    assert measured == [4, 6, 4, 5], "a run that ends within an epoch"
 
 
 def test_skipped_step_has_no_update(folder):

@@ -149,12 +149,38 @@ def test_steps_after_the_nonfinite_one_are_not_counted(tmp_path, average):
     options = {"average": {"kind": average}, "logging": {"every": "10 steps"}, **ORDERED}
     with tiny.prepare(tmp_path, parts, **options) as session:
         session.state.spikes.skipped_steps += [(2, 2), (4, 5)]
+        points = points_of(session)
         assert nonfinite(session).step == 3
         counts, progress = session.state.counts, session.state.progress
         if average == "ema":
             assert session.state.average.missed == 1
     assert (progress.step, progress.steps_taken) == (2, 1)
     assert (counts.after_spike, counts.no_items, counts.skipped) == (1, 0, 1)
+    assert [skip.step for point in points for skip in point.skips] == [2]
+
+
+@pytest.mark.parametrize("kind", ["ema", "swa"])
+def test_nonfinite_step_and_those_after_it_leave_the_average_as_it_was(tmp_path, kind):
+    """The device skips them; the host, which knows it only at the log point, averages on."""
+    x, y = tiny.data(64)
+    options = {"average": {"kind": kind}, "logging": {"every": "8 steps"}, "epochs": 1, **ORDERED}
+    with tiny.prepare(tmp_path / "good", {"train": (x, y), "model": start()}, **options) as good:
+        for result in good.steps():
+            if result.step == 5:
+                break
+        expected = [value.clone() for value in good.state.average.tensors.values()]
+    x = x.clone()
+    x[40] = torch.inf  # in step 6 of 8
+    with tiny.prepare(tmp_path / "bad", {"train": (x, y), "model": start()}, **options) as session:
+        assert nonfinite(session).step == 6
+        found = list(session.state.average.tensors.values())
+    for mine, value in zip(found, expected, strict=True):
+        assert torch.equal(mine, value)
+
+
+def start():
+    torch.manual_seed(0)
+    return nn.Linear(4, 3)
 
 
 def test_only_steps_before_the_nonfinite_one_are_logged(tmp_path):
@@ -162,6 +188,19 @@ def test_only_steps_before_the_nonfinite_one_are_logged(tmp_path):
         points = points_of(session)
         nonfinite(session)
     assert [len(point.loss) for point in points] == [1]
+
+
+def test_run_goes_on_in_the_same_session_once_the_nonfinite_sample_is_corrected(tmp_path):
+    parts, good = nonfinite_data(12), nonfinite_data(12)
+    good["train"][0][12] = 0.5
+    with tiny.prepare(tmp_path / "bad", parts, max_steps=5, **ORDERED) as session:
+        nonfinite(session)
+        parts["train"][0][12] = 0.5
+        list(session.steps())
+    assert session.state.progress.steps_taken == 5
+    with tiny.prepare(tmp_path / "good", good, max_steps=5, **ORDERED) as never:
+        list(never.steps())
+    assert torch.equal(tiny.weights(session.model), tiny.weights(never.model))
 
 
 def test_skipped_nonfinite_steps_are_counted(tmp_path):
