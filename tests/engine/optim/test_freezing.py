@@ -80,6 +80,19 @@ def test_modules_are_unfrozen_one_after_another(tmp_path):
     assert seen == [{"2"}] * 2 + [{"1", "2"}] * 2 + [{"0", "1", "2"}] * 2
 
 
+def test_skipped_steps_do_not_count_for_unfreezing(tmp_path):
+    x, y = tiny.data(48)
+    x[8], seen = torch.nan, []
+    parts = {"model": net(), "train": (x, y)}
+    options = {"data": {"shuffle": False}, "on_nonfinite": "skip", "max_steps": 6}
+    options["optim"] = {"groups": ["0 freeze=2 steps"]}
+    with tiny.prepare(tmp_path / "run", parts, **options) as session:
+        for _ in session.steps():
+            seen.append(session.model[0][0].weight.grad is not None)
+    assert session.state.counts.nonfinite == 1
+    assert seen == [False, False, False, True, True, True]
+
+
 def test_resuming_before_the_unfreeze_step_freezes_again(tmp_path):
     with opened(tmp_path, "0 freeze=2 steps") as session:
         start = session.state.progress

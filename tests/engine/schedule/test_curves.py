@@ -229,6 +229,13 @@ def test_warmup_equals_torch_linear_lr_before_the_schedule(name, warmup):
     equal(ours(shape(name=name, warmup=f"{warmup} steps", **said)), expected)
 
 
+@pytest.mark.parametrize("warmup", [3, 5])
+def test_warmup_of_at_most_one_interval_rises_at_every_step(warmup):
+    decided = shape(name="exponential", gamma=0.9, interval="5 steps", warmup=f"{warmup} steps")
+    expected, _ = torchs(lambda o: L.LinearLR(o, 1 / warmup, 1.0, warmup), steps=5)
+    assert ours(decided, 5) == pytest.approx(expected, rel=1e-12)
+
+
 @pytest.mark.parametrize(("interval", "first"), [("1 step", 0.1), ("5 steps", 0.5)])
 def test_milestones_count_from_the_start_of_the_run(interval, first):
     said = {"name": "multi_step", "milestones": ("20 steps",), "warmup": "10 steps"}

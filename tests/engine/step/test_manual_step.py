@@ -27,6 +27,15 @@ def take(run, step, **parts):
         return session, result
 
 
+def two_steps(run, step, **options):
+    """Take two manual steps, each on a batch of 8."""
+    options = {"micro_batch_size": 3, "max_steps": 2, **options}
+    optimizers, train = dict.fromkeys("ab", surestep.Optim()), (tiny.data()[0],)
+    task = surestep.Task(step=step, model=model(), optimizers=optimizers, train=train)
+    with surestep.prepare(task, tiny.config(**options), run=run) as session:
+        list(session.steps())
+
+
 def train_pass(manual_step, *names, part="a"):
     for micro in manual_step.micro_batches(*names):
         manual_step.backward(manual_step.models[part](micro.args[0]).mean(), micro)
@@ -176,6 +185,103 @@ def test_clip_returns_the_unclipped_norm_and_step_does_not_clip_again(tmp_path):
     assert found["norm"] == result.grad_norm
     assert float(found["after"]) == pytest.approx(0.1, rel=1e-4)
     assert float(found["norm"]) > 0.2
+
+
+@pytest.mark.parametrize(
+    ("planned", "usual"),
+    [({"max_grad_norm": 2.0}, 2.0), ({"clip_value": 0.5}, 0.5 * math.sqrt(5))],
+)
+def test_maximum_norm_of_a_clip_is_that_of_this_step_alone(tmp_path, planned, usual):
+    norms = []
+
+    def step(manual_step):
+        for micro in manual_step.micro_batches("a"):
+            loss = 100 * manual_step.models["a"](micro.args[0]).mean()
+            manual_step.backward(loss, micro)
+        if not norms:
+            manual_step.clip("a", 0.1)
+        manual_step.step("a")
+        norms.append(
+            nn.utils.get_total_norm([p.grad for p in manual_step.models["a"].parameters()])
+        )
+
+    two_steps(tmp_path, step, **planned)
+    assert list(map(float, norms)) == pytest.approx([0.1, usual], rel=1e-4)
+
+
+@pytest.mark.parametrize("draw", ["randn", "rand"])
+def test_noise_of_a_sample_does_not_depend_on_micro_batches(tmp_path, draw):
+    """It differs between the steps, their passes, and the draws in a pass."""
+
+    def drawn(size):
+        noise = [[] for _ in range(8)]  # by step, pass and draw
+
+        def step(manual_step):
+            for number, name in enumerate("ab"):
+                for micro in manual_step.micro_batches(name):
+                    for of_pass in (0, 1):
+                        index = 4 * manual_step.index + 2 * number + of_pass
+                        noise[index].append(getattr(manual_step, draw)(micro, 2))
+                    outputs = manual_step.models[name](micro.args[0])
+                    manual_step.backward(outputs.mean(), micro)
+                manual_step.step(name)
+
+        two_steps(tmp_path / str(size), step, micro_batch_size=size)
+        return [torch.cat(parts) for parts in noise]
+
+    whole = drawn(8)
+    assert all(noise.shape == (8, 2) for noise in whole)
+    assert len(torch.stack(whole).unique()) == 8 * 8 * 2
+    for size in (3, 1):
+        for noise, expected in zip(drawn(size), whole, strict=True):
+            assert torch.equal(noise, expected)
+
+
+def test_generators_are_seeded_by_step_position_and_pass(tmp_path):
+    drawn = []
+
+    def step(manual_step):
+        for name in "abb":
+            for micro in manual_step.micro_batches(name):
+                drawn.append(torch.rand(4))
+                manual_step.backward(manual_step.models[name](micro.args[0]).mean(), micro)
+            manual_step.step(name)
+
+    two_steps(tmp_path / "run", step)
+    first = torch.stack(drawn)
+    assert first.shape == (2 * 3 * 3, 4)
+    assert len(first.unique()) == first.numel()
+    drawn.clear()
+    two_steps(tmp_path / "again", step)
+    assert torch.equal(torch.stack(drawn), first)
+
+
+def sgd(groups):
+    return torch.optim.SGD(groups, lr=0.5)
+
+
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_schedule_goes_on_after_a_step_that_was_undone(tmp_path, first):
+    """No rate of a step that is undone, or of the one before it, counts as set by your code."""
+    x, points = tiny.data(48)[0], []
+    x[16] = torch.nan
+
+    def step(manual_step):
+        for name in (first, "ab".replace(first, "")):
+            for micro in manual_step.micro_batches(name):
+                given = micro.args[0].nan_to_num() if name == first else micro.args[0]
+                manual_step.backward(manual_step.models[name](given).mean(), micro)
+            manual_step.step(name)
+
+    task = surestep.Task(step=step, model=model(), train=(x,), optimizers=dict.fromkeys("ab", sgd))
+    options = {"max_steps": 6, "on_nonfinite": "skip", "data": {"shuffle": False}}
+    options["schedule"] = {"name": "linear", "warmup": "0 steps", "min_lr_ratio": 0.0}
+    with surestep.prepare(task, tiny.config(**options), run=tmp_path / "run") as session:
+        session.loop.on_log.append(points.append)
+        list(session.steps())
+    assert session.state.counts.nonfinite == 1
+    rates = [rate for point in points for rate in point.logged[f"{first}/lr"]]
+    assert rates == pytest.approx([0.5 * (1 - taken / 6) for taken in (0, 1, 2, 2, 3, 4)])
 
 
 def test_retain_graph_allows_a_second_backward(tmp_path):
