@@ -59,7 +59,6 @@ SLOW = {
     "tests/engine/data/others/": "needs datasets, torchdata and webdataset",
     "tests/engine/data/test_batch_loader.py::"
     "test_any_type_of_data_gives_the_same_samples[spawn]": LAUNCHES,
-    "tests/engine/data/test_sources.py::test_random_numbers_of_loading": LOADS_IN_WORKERS,
     "tests/engine/data/test_workers.py": KILLS,
     "tests/engine/evaluate/test_bounded_memory.py": MEMORY,
     "tests/engine/model/test_activation_checkpointing.py": NEEDS_TRANSFORMERS,

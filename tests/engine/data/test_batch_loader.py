@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, get_worker_info
 
-from surestep.base.errors import ConfigError, DataError
+from surestep.base.errors import ConfigError, DataError, WorkerError
 from surestep.engine.data.batch_loader import make_loader
 from surestep.engine.data.sources import InMemory, MapStyleSource
 from surestep.engine.plan.batching import LISTED, BatchLayout
@@ -311,3 +311,28 @@ def test_class_probabilities_changed_in_place_are_counted_by_shape():
     training = tiny.train_loader({"train": (x, shares)}, batch_size=8)
     shares.fill_(1 / 3)
     assert [batch.items for batch in training.batches(0)] == [8, 8, 8]
+
+
+@pytest.mark.parametrize("answers", [[True], [True, True], [False]])
+def test_batches_continue_after_the_last_one_when_a_worker_died(monkeypatch, answers):
+    """`retry` returns whether they continue, each time."""
+    loader, asked = tiny.train_loader({"train": Rows()}, data={"shuffle": False}), []
+    loader.retry = lambda error: asked.append(str(error)) or answers[len(asked) - 1]
+    read, deaths = loader._read, iter(answers)
+
+    def dying(epoch, start):
+        for batch in read(epoch, start):
+            yield batch
+            if next(deaths, None) is not None:
+                raise WorkerError("A data worker died.")
+
+    monkeypatch.setattr(loader, "_read", dying)
+    found = []
+    if False in answers:
+        with pytest.raises(WorkerError, match="A data worker died"):
+            found += loader.batches(0)
+    else:
+        found += loader.batches(0)
+        assert [(batch.position, batch.end) for batch in found] == [(0, 8), (8, 16), (16, 20)]
+        assert torch.equal(inputs_of(found), X)
+    assert len(asked) == len(answers)

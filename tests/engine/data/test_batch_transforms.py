@@ -9,6 +9,7 @@ import surestep
 from surestep import batch_transforms
 from surestep.base.errors import DataError, TaskError
 from surestep.engine.losses.adapt import as_loss
+from surestep.engine.losses.mixed import MixedTargets, accept_mixed
 from tests import tiny
 
 X, Y = tiny.data(12)
@@ -213,3 +214,43 @@ def test_cutmix_keeps_ignored_targets_apart():
     _, targets = seeded(batch_transforms.cutmix().for_loss(loss), IMAGES, LABELS.float())
     assert torch.equal(targets.first, LABELS.float())
     assert sorted(targets.second[:, 0].tolist()) == sorted(LABELS[:, 0].tolist())
+
+
+SHARES = torch.full((2,), 0.3)
+
+
+def test_mixed_targets_count_by_their_shares():
+    """A part of a mixed batch, as the search for the sample of a NaN takes it."""
+    loss = accept_mixed(as_loss(nn.CrossEntropyLoss(), "samples"))
+    first, second = torch.tensor([[0, 1, -100]] * 2), torch.tensor([[2, -100, -100]] * 2)
+    mixed = MixedTargets(first, second, SHARES)
+    assert loss.items(None, mixed) == pytest.approx(0.3 * 4 + 0.7 * 2)
+    with_teacher = mixed, torch.zeros(2, 3, 3)
+    distilled = accept_mixed(as_loss(surestep.losses.distillation(), "samples"))
+    assert distilled.items(None, with_teacher) == pytest.approx(0.3 * 4 + 0.7 * 2)
+
+
+def test_all_terms_of_a_loss_are_mixed():
+    outputs, first, second = (
+        torch.randn(2, 3, 5),
+        torch.randint(5, (2, 3)),
+        torch.randint(5, (2, 3)),
+    )
+    first[0, 0] = second[1, 1] = -100
+    loss = accept_mixed(as_loss(surestep.losses.masked_tokens(z_loss=0.1), "samples"))
+    terms = loss.value(outputs, MixedTargets(first, second, SHARES))
+
+    def mix(term):
+        return 0.3 * term(first) + 0.7 * term(second)
+
+    expected = {
+        "cross_entropy": mix(
+            lambda targets: functional.cross_entropy(
+                outputs.flatten(0, 1), targets.flatten(), reduction="sum"
+            )
+        ),
+        "z_loss": mix(lambda targets: 0.1 * outputs.logsumexp(2)[targets >= 0].square().sum()),
+    }
+    assert terms.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(terms[name], value)

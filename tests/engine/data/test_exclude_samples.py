@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Subset, WeightedRandomSampler
+from torch.utils.data import DataLoader, Subset, TensorDataset, WeightedRandomSampler
 
 import surestep
 from surestep.base.errors import ConfigError, DataError
@@ -88,6 +88,24 @@ def test_balanced_class_weights_ignore_excluded_samples(folder):
     x, y = rows(55)
     assert learned((x, y), {"exclude_samples": SKIPPED}) == learned((x[REST], y[REST]), {})
     assert learned((x, y), {}) != learned((x[REST], y[REST]), {})
+
+
+def collate_reversed(samples):
+    x, y = torch.utils.data.default_collate(samples)
+    return x, y.max() - y
+
+
+def test_balanced_class_weights_count_what_the_dataloader_collates(folder):
+    def learned(data, **skip):
+        loss = surestep.losses.multiclass(weight="balanced")
+        with session_of(surestep.Task(mlp(), loss, data), folder(), max_steps=2, **skip) as session:
+            return session.loop.parts.loss.module.weights
+
+    x, y = rows(55)
+    loader = DataLoader(TensorDataset(x, y), 55, collate_fn=collate_reversed)
+    expected = learned((x[REST], y.max() - y[REST]), batch_size=55)
+    assert len(expected.unique()) > 1
+    assert torch.equal(learned(loader, exclude_samples=SKIPPED), expected)
 
 
 @pytest.mark.parametrize(

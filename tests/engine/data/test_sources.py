@@ -3,7 +3,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset
 
 from surestep.engine.data.dataset import in_memory
 from surestep.engine.data.sources import InMemory, MapStyleSource
@@ -176,7 +176,10 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", [*WAYS, "different micro-batches"])
+SLOW_WAYS = [pytest.param(way, marks=pytest.mark.slow("starts data workers")) for way in WAYS]
+
+
+@pytest.mark.parametrize("way", [*SLOW_WAYS, "different micro-batches"])
 def test_random_numbers_of_loading_depend_only_on_the_position(way):
     both = ConcatDataset([Padded(Noisy()), OwnNoise()])  # spawning is slow, so only one for both
     found = read(both, **WAYS.get(way, {"cut": 3}))
@@ -254,3 +257,40 @@ def test_custom_worker_init_fn_runs():
 
     read(Squares(), num_workers=2, worker_init_fn=start)
     assert seen.tolist() == [1, 1]
+
+
+class OfEpoch(Squares):
+    """Draws its samples again in each epoch."""
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __getitem__(self, index):
+        return torch.tensor([index, self.epoch])
+
+
+def in_container(dataset, kind):
+    return {
+        "itself": dataset,
+        "Subset": Subset(dataset, range(10)),
+        "ConcatDataset": ConcatDataset([dataset]),
+        "StackDataset": StackDataset(dataset),
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", ["itself", "Subset", "ConcatDataset", "StackDataset"])
+def test_splits_of_one_dataset_are_read_in_their_own_epochs(kind):
+    """As an evaluation in the middle of an epoch: it reads the validation split of epoch 0."""
+    dataset = OfEpoch()
+    train, val = (
+        MapStyleSource(in_container(dataset, kind), seed=0, collate=None, options={}, part=part)
+        for part in ("train", "val")
+    )
+    for epoch in (0, 1, 2):
+        train.follow(dataset, epoch)
+        own = train.read(epoch, None, [range(2), range(2, 4)])
+        epochs = [next(own)]
+        val.follow(dataset, 0)
+        epochs += [next(val.read(0, None, [range(2)])), next(own)]
+        read = [batch[0] if kind == "StackDataset" else batch for batch in epochs]
+        assert [batch[:, 1].tolist() for batch in read] == [[epoch] * 2, [0, 0], [epoch] * 2]

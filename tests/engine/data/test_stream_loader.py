@@ -136,6 +136,28 @@ def test_pass_that_begins_earlier_by_a_state_reads_the_same_batches(workers):
     loader.close()
 
 
+class CountedShards(Counted):
+    """Shards with `state_dict`, one for each worker."""
+
+    def __iter__(self):
+        info = get_worker_info()
+        worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
+        while (index := workers * self.at + worker) < self.samples:
+            self.at += 1
+            yield self.sample(index)
+
+
+def test_pass_that_begins_within_a_round_of_the_workers_continues_with_the_next_of_them():
+    loader = loader_of(CountedShards(), **by_workers(2))
+    whole = list(loader.batches(0))
+    saved = loader.source.checkpoint_at(0, 9)
+    assert (saved.position, saved.last) == (9, 0)
+    again = list(loader.batches(0, 9))
+    loader.close()
+    assert places(again) == places(whole)[1:]
+    assert torch.equal(inputs_of(again), inputs_of(whole)[9:])
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_pass_that_begins_earlier_by_a_wrong_state_reads_the_same_batches(workers):
     class Wrong(Counted):
