@@ -76,6 +76,17 @@ def test_quarantined_checkpoint_is_not_listed(folder):
     assert [path.name for path in list_checkpoints(folder)] == ["step-00000001"]
 
 
+def test_second_damaged_checkpoint_of_a_step_replaces_the_first(folder):
+    """As when a run resumes before a damaged checkpoint, and a disk damages that step again."""
+    for content in ("first", "second"):
+        damaged = folder / "step-00000003"
+        damaged.mkdir(exist_ok=True)
+        (damaged / "state.json").write_text(content)
+        aside = quarantine(damaged)
+    assert (aside / "state.json").read_text() == "second"
+    assert [path.name for path in aside.iterdir()] == ["state.json"]
+
+
 def test_symlink_is_not_a_checkpoint(folder):
     (folder / "step-00000009").symlink_to(folder / "step-00000001")
     assert len(list_checkpoints(folder)) == 3

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from surestep.base.errors import CheckpointError
+from surestep.record.checkpoint.reader import read_record
 from tests import tiny
 from tests.record.checkpoint.on_disk import load_checkpoint, save_checkpoint
 
@@ -123,3 +124,40 @@ def test_optimizer_state_of_another_dtype_than_its_parameter_is_loaded_unrounded
     for found, expected in pairs:
         for slot, value in expected.items():
             torch.testing.assert_close(found[slot], value, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("options", [{"dampening": 0.5}, {}, {"nesterov": True}])
+def test_momentum_that_begins_after_a_resume_begins_as_in_torch(tmp_path, options):
+    """Two layers have no gradient before, as while they are frozen."""
+    make = partial(torch.optim.SGD, lr=0.1, momentum=0.9, **options)
+
+    def begun():
+        state = tiny.state_of(make=make, steps=0)
+        tiny.give_gradients(state.model)
+        for parameter in state.model[0].parameters():
+            parameter.grad = None
+        state.optimizer.step()
+        return state
+
+    def go_on(state):
+        for seed in (1, 2):
+            tiny.move(state, seed)
+        return tiny.weights(state.model)
+
+    fresh = tiny.state_of(make=make, steps=0)
+    load_checkpoint(save_checkpoint(tmp_path, begun()), fresh)
+    assert torch.equal(go_on(fresh), go_on(begun()))
+
+
+@pytest.mark.parametrize("optim", [{"name": "adamw"}, {"name": "sgd", "momentum": 0.9}])
+def test_momentum_that_the_schedule_cycles_is_not_saved_as_an_option(tmp_path, optim):
+    """So a run that resumes without the cycle has the momentum of its config."""
+    options = {"optim": optim, "max_steps": 9, "schedule": {"name": "one_cycle"}}
+    with tiny.prepare(tmp_path, **options) as session:
+        for result in session.steps():
+            if result.step == 3:
+                break
+        for cycled in session.state.optimizer.param_groups:
+            assert (cycled["betas"][0] if "betas" in cycled else cycled["momentum"]) != 0.9
+        groups = read_record(session.save())["optimizers"]["model"]["groups"]
+    assert [group["options"] for group in groups] == [{}, {}]

@@ -112,6 +112,28 @@ def test_changed_record_is_read_again(tmp_path, monkeypatch):
     assert len(opened) == 1  # the tensor layout is unchanged
 
 
+class Turned(torch.nn.Module):
+    """A square weight, and views of it and of a part of it."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self.weight = torch.nn.Parameter(tiny.data(4, seed)[0])
+        whole = self.weight.detach()
+        self.register_buffer("turned", whole.t())
+        self.register_buffer("rows", whole[:2])
+        self.register_buffer("same", whole.view(4, 4))
+
+
+def test_view_of_a_tensor_with_other_strides_or_another_shape_is_not_a_tied_one(tmp_path):
+    saved, fresh = tiny.state_of(Turned(0), steps=0), tiny.state_of(Turned(1), steps=0)
+    path = save_checkpoint(tmp_path, saved)
+    assert open_checkpoint(path).record["aliases"] == {"same": "weight"}
+    load_checkpoint(path, fresh)
+    for name, value in saved.model.state_dict().items():
+        assert torch.equal(fresh.model.state_dict()[name], value), name
+    assert not torch.equal(fresh.model.weight, fresh.model.weight.t())
+
+
 def test_snapshot_has_the_numbers_at_its_time(tmp_path):
     staging, state = SnapshotStager(), tiny.state_of()
     snapshot = staging.take(state)
