@@ -71,6 +71,16 @@ def test_invalid_options_of_several_losses_are_rejected_by_the_task(more, senten
 
 
 @pytest.mark.parametrize(
+    ("other", "is_separable"),
+    [(nn.MSELoss(), True), (surestep.losses.contrastive(), False)],
+)
+def test_losses_are_separable_if_all_of_them_are(other, is_separable):
+    for losses in ({"a": MASK, "b": other}, {"a": other, "b": MASK}):
+        task = tiny.task(**parts(loss=losses))
+        assert task.build_loss(task.build_model()).is_separable is is_separable
+
+
+@pytest.mark.parametrize(
     ("loss", "sentence"),
     [
         (nn.MSELoss(reduction="none"), r"loss\['mask'\]: MSELoss\(reduction='none'\) returns"),

@@ -175,3 +175,19 @@ def test_logits_are_not_copied_for_any_class_dimension(loss, shape):
 def test_unsupported_class_dimension_is_rejected():
     with pytest.raises(TaskError, match="class_dim=2 is not supported"):
         surestep.losses.multiclass(class_dim=2)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 2.0])
+@pytest.mark.parametrize("alpha", [None, "set"])
+@pytest.mark.parametrize("kind", ["indices", "masks"])
+def test_focal_of_a_certain_and_correct_example_has_a_gradient_of_zero(gamma, alpha, kind):
+    """In fp32 its probability is 1: the power of 0 has no finite derivative below 1."""
+    weights = {"indices": [0.25, 0.75], "masks": 0.25}[kind] if alpha else None
+    loss = as_loss(surestep.losses.focal(gamma=gamma, alpha=weights), "samples")
+    outputs, targets = torch.tensor([[-200.0, 200.0], [0.5, 0.1]]), torch.tensor([1, 0])
+    if kind == "masks":
+        targets = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+    outputs.requires_grad_()
+    loss.value(outputs, targets).backward()
+    assert outputs.grad[0].tolist() == [0.0, 0.0]
+    assert (outputs.grad[1].isfinite() & (outputs.grad[1] != 0)).all()

@@ -224,6 +224,23 @@ def test_value_that_some_micro_batches_log_is_their_mean_by_items(tmp_path, size
     assert {name: found[name] for name in expected} == expected
 
 
+class LoggingTwice(Logging):
+    """Logs once in a micro-batch of few samples, and twice in others."""
+
+    def forward(self, x):
+        for part in x.split(3):
+            surestep.log("part", part[0, 0])
+        return self.inner(x)
+
+
+def test_micro_batch_that_logs_twice_weighs_as_its_items(tmp_path):
+    options = {"data": {"shuffle": False}, "micro_batch_size": 5, "epochs": 1, "batch_size": 8}
+    found = logged(tiny.fit(tmp_path, {"model": LoggingTwice()}, **options))["part"]
+    first = tiny.data()[0][:, 0].double()
+    expected = [(5 * (at[0] + at[3]) / 2 + 3 * at[5]) / 8 for at in first[:16].split(8)]
+    assert found[:2] == pytest.approx([float(value) for value in expected])
+
+
 def test_logged_integer_keeps_its_digits(tmp_path):
     class Counting(Logging):
         def forward(self, x):

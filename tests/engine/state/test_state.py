@@ -32,6 +32,16 @@ def test_improvement_must_exceed_delta():
     ]
 
 
+def test_values_of_other_samples_are_forgotten():
+    best = BestMetric(metric="val/loss", best=0.5, best_step=3, since_best=2, latest_step=5)
+    best.latest = {"val/loss": 0.6}
+    assert not best.measure_on("a")  # it was not known
+    assert not best.measure_on(None)
+    assert best.best == 0.5
+    assert best.measure_on("b")
+    assert best == BestMetric(metric="val/loss", data="b")
+
+
 def test_nan_is_never_best():
     standing = BestMetric()
     assert not standing.update(math.nan, 1, mode="min", delta=0.0)
