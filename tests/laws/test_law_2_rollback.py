@@ -16,6 +16,7 @@ import torch
 import surestep
 from surestep.engine.state.state import State
 from surestep.engine.step.train_step import StepResult
+from surestep.record.checkpoint.discovery import list_checkpoints, step_of
 from surestep.trainer.fit import fit
 from surestep.trainer.session import Session
 from tests.laws.support.plain import order_of
@@ -209,6 +210,37 @@ def test_best_checkpoint_from_before_the_rollback_is_preserved(folder):
     assert session.state.best.best_step == 10
     assert session.run.best.step == 10
     assert len(session.run.verify()) == 3  # the last two and the best
+
+
+def test_evaluation_after_so_many_items_is_repeated_after_a_rollback(folder):
+    """One of the step after the checkpoint: the period ends there again."""
+    own = {"checkpoint": {"every": "20 steps", "keep_best": 0}}
+    session = fitted(folder(), validation={"every": f"{61 * BATCH} items"}, **own)
+    assert [event["step"] for event in events_of(session, "rollback")] == [60]
+    steps = [event["step"] for event in events_of(session, "evaluation")]
+    assert steps[:2] == [61, 61]
+
+
+def test_checkpoint_of_the_step_before_the_spike_is_deleted(folder):
+    """Its update may have caused the spike, and is undone."""
+
+    class SaveBefore(surestep.Callback):
+        left = True
+
+        def on_step(self, state, result):
+            if result.step == EXCLUDED.start and self.left:
+                self.left = False
+                return surestep.Request.SAVE
+            return None
+
+    keep = {"checkpoint": {"every": "20 steps", "keep_last": 99}}
+    callbacks = [SaveBefore()]
+    with session_of(task_of(), folder(), callbacks=callbacks, **OPTIONS | keep) as session:
+        fit(session)
+        steps = [event["step"] for event in events_of(session, "checkpoint")]
+        assert EXCLUDED.start in steps
+        kept = [step_of(path) for path in list_checkpoints(session.run.checkpoints)]
+    assert kept == [*range(0, STEPS + 1, 20)]
 
 
 def test_second_spike_excludes_twice_as_much_and_the_last_is_only_reported(folder):

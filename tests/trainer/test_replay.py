@@ -178,6 +178,21 @@ def test_custom_batches_are_saved_in_the_incident(tmp_path):
     assert surestep.replay(error.incident, task(parts), without=[BAD - 4]).now.finite
 
 
+def test_incident_has_the_custom_batch_of_its_step(tmp_path):
+    """Found at a log point, after a good batch before it and another after it."""
+    parts = {"model": model, "train": data(0.5)}
+    x, y = data(math.nan)
+    options = {**OPTIONS, "logging": {"every": "9 steps"}}
+    with surestep.prepare(task(parts), tiny.config(**options), run=tmp_path / "run") as session:
+        for rows in (slice(0, 4), slice(BAD - 1, BAD + 2), slice(BAD + 1, BAD + 4)):
+            session.train_step([(x[rows], y[rows])])
+        with pytest.raises(NonFiniteError) as caught:
+            session.loop.log_point()
+    error = caught.value
+    assert (error.step, error.positions) == (2, (1,))
+    assert surestep.replay(error.incident, task(parts)).as_recorded
+
+
 def test_batch_without_tensors_is_read_again_by_its_position(tmp_path):
     class Thing:
         def __init__(self, x, y):

@@ -215,6 +215,39 @@ def test_run_resumes_at_its_position_with_a_shorter_or_a_longer_epoch(tmp_path, 
     assert "damaged" not in capsys.readouterr().err
 
 
+class Growing(Dataset):
+    """Has 16 samples in the first epoch, and 64 in each later one."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return 64 if self.epoch else 16
+
+    def __getitem__(self, index):
+        x = torch.sin(torch.arange(4.0) + index + self.epoch)
+        return x, index % 3
+
+
+@pytest.mark.filterwarnings("ignore:The training data had 16 samples")
+@pytest.mark.parametrize("steps", [2, 3, 8])
+def test_run_resumes_in_an_epoch_that_is_longer_than_the_first(tmp_path, steps):
+    options = {"epochs": None, "max_steps": 10, "logging": {"progress": "quiet"}}
+    whole = tiny.model()
+    with prepare(tmp_path / "whole", {"train": Growing(), "model": whole}, **options) as session:
+        list(session.steps())
+    unfinished(
+        tmp_path / "half", {"train": Growing(), "model": tiny.model()}, steps=steps, **options
+    )
+    half = tiny.model()
+    with prepare(tmp_path / "half", {"train": Growing(), "model": half}, **options) as session:
+        assert session.state.progress.step == steps
+        list(session.steps())
+    assert torch.equal(tiny.weights(half), tiny.weights(whole))
+
+
 def test_option_that_follows_from_a_changed_one_is_not_listed(tmp_path):
     unfinished(tmp_path)
     with pytest.raises(RunError) as caught:

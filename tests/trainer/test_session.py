@@ -85,6 +85,22 @@ def test_evaluation_of_one_split_does_not_change_the_best_metric(tmp_path):
         assert session.state.best.best_step == 0
 
 
+def test_evaluation_of_a_checkpoint_measures_all_and_leaves_the_limit_of_the_run(tmp_path):
+    def count(outputs, targets):
+        return torch.tensor(float(len(targets)))
+
+    parts = {"val": (X, Y), "metrics": {"samples": surestep.whole_set(count)}}
+    options = {"limit_val_batches": 2, "validation": {"batch_size": 4}}
+    with tiny.prepare(tmp_path, parts, **options) as session:
+        session.save()
+        measured = [
+            session.evaluate()["val/samples"],
+            session.evaluate_checkpoint("val", "last")["val/samples"],
+            session.evaluate()["val/samples"],
+        ]
+    assert measured == [8, len(Y), 8]
+
+
 class Rows(torch.utils.data.Dataset):
     def __len__(self):
         return len(Y)
