@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
@@ -234,6 +235,25 @@ def test_growing_records_are_copied_at_intervals_and_at_the_end(run, mirror, mon
     assert made.missing() == ["events.jsonl"]
     assert (mirror / "status.json").read_bytes() == (run / "status.json").read_bytes()
     made.push(is_last=True)
+    assert made.missing() == []
+
+
+def test_small_records_do_not_postpone_the_growing_ones(run, mirror, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(module, "RECORDS_S", 30.0)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    made = pusher(run, mirror)
+    made.push()
+    with (run / "events.jsonl").open("a") as file:
+        file.write('{"event": "notice", "time": 1.0}\n')
+    for number in range(3):
+        now[0] += 9.5
+        (run / "status.json").write_text(json.dumps({"status": "running", "step": number}))
+        made.push()
+        made.push()
+        assert made.missing() == ["events.jsonl"]
+    now[0] += 2.0
+    made.push()
     assert made.missing() == []
 
 

@@ -36,6 +36,14 @@ def test_what_a_resumed_run_repeats_counts_once():
     assert found.peak_memory == 9
 
 
+def test_step_that_a_run_resumes_after_keeps_its_time():
+    """With a log point of that step alone."""
+    found = read_measurements(
+        Events(steps(1, 2.0), steps(3, 1.0), steps(4, 4.0), {"event": "resume", "step": 3})
+    )
+    assert found.seconds == 3.0
+
+
 def test_evaluation_that_a_rollback_undoes_is_left_out():
     found = read_measurements(
         Events(evaluation(3, 0.9), evaluation(6, 0.1), {"event": "rollback", "step": 3})

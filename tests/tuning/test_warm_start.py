@@ -90,6 +90,23 @@ def test_only_trials_in_the_space_are_added(source, tmp_path):
             choose_warm_start(make_settings(space=other), source, None)
 
 
+def test_value_of_a_pruned_trial_is_its_last_one(tmp_path):
+    """As Optuna itself records it."""
+    source = make_study(tmp_path / "source", sampler="random", pruner="none", trials=2)
+    run_trial(source, source.claim_trial())
+    pruned = source.claim_trial()
+    for number, value in enumerate([9.0, 4.0, 6.0], 1):
+        source.report(pruned, number, value)
+    source.prune(pruned, "worse than the median")
+    start(tmp_path / "new", tmp_path / "source", sampler="random")
+    theirs, mine = (
+        [(t.values, t.intermediate_values) for t in open_by_optuna(folder).trials][:2]
+        for folder in (tmp_path / "source", tmp_path / "new")
+    )
+    assert mine == theirs
+    assert mine[1] == ([6.0], {1: 9.0, 2: 4.0, 3: 6.0})
+
+
 def test_study_with_other_options_gives_its_results_without_their_curves(source, tmp_path):
     fixed = {"epochs": "9", "optim.betas": ("0.9", "0.95")}
     settings = replace(make_settings(), fixed=fixed)

@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from surestep.doctor.curves.curve import Curve, Evaluations
+from surestep.doctor.curves.curve import Bins, Curve, Evaluations
 from surestep.doctor.curves.name import name_curve
 from surestep.doctor.curves.state import HEALTHY, TITLES
 from tests.doctor.curves import generators
@@ -224,6 +224,21 @@ def test_noisy_loss_is_flat_only_if_the_noise_hides_no_fall_of_a_twelfth():
     assert set(names.values()) == {"flat", "unclear"}
     assert len(names) >= 38
     assert {hidden: "flat" if hidden <= 0.08 else "unclear" for hidden in names} == names
+
+
+@pytest.mark.parametrize(
+    ("count", "first", "last", "part"),
+    [
+        (40, 0.6, 0.8, (24, 32)),
+        (21, 0.5, 0.75, (10, 16)),
+        (21, 0.75, 1, (15, 21)),
+        (2, 0, 0.1, (0, 1)),
+    ],
+)
+def test_level_is_the_mean_of_every_part_that_it_reaches_into(count, first, last, part):
+    means = np.arange(float(count))  # whose medians of three are the same
+    bins = Bins(means, means, np.zeros(count))
+    assert bins.level(first, last).value == means[slice(*part)].mean()
 
 
 @pytest.mark.parametrize("repeats", [1, 10], ids=["independent", "similar"])
