@@ -32,7 +32,7 @@ DISK_MAY_FILL = "THE DISK MAY FILL UP"
 class CheckpointManager(Part):
     """Saves the state of a session; on several ranks all of them call each method.
 
-    `step` is that of the newest save that did not fail, `path` the newest checkpoint on disk.
+    `step` is that of the newest save that did not fail.
     """
 
     def __init__(
@@ -44,7 +44,6 @@ class CheckpointManager(Part):
         is_closed: Callable[[], bool],
     ) -> None:
         self.step: int | None = None
-        self.path: Path | None = None
         self._recorder = recorder
         self._loop = loop
         self._evaluator = evaluator
@@ -65,10 +64,9 @@ class CheckpointManager(Part):
         """Save again what was saved of the steps that are undone."""
         self.forget()
 
-    def loaded(self, checkpoint: Path | None) -> None:
-        """Note the checkpoint that the state was loaded from; None if there is none."""
-        if checkpoint is not None:
-            self.step, self.path = self._loop.state.progress.step, checkpoint
+    def loaded(self) -> None:
+        """Count the current state as saved: it was loaded from a checkpoint of this run."""
+        self.step = self._loop.state.progress.step
 
     def forget(self) -> None:
         """Count the current state as not saved."""
@@ -151,7 +149,6 @@ class CheckpointManager(Part):
         loop, step = self._loop, None
         while step != result.step:  # a save that was interrupted before it began has no result
             step, metrics = self._metrics.popleft()
-        self.path = result.path or self.path
         if result.path is not None:
             saved = SavedCheckpoint(result.path, result.step, metrics)
             loop.call("on_save", saved)

@@ -202,8 +202,7 @@ def _finish(session: Session, received: list[str]) -> str:
 
 def _stop(session: Session, name: str) -> str:
     """Save, and write that the run can be resumed, since launchers swallow exit codes."""
-    session.saving.flush()
-    path, hint = session.saving.path, resume_hint(session)
+    path, hint = session.saving.ensure_saved(), resume_hint(session)
     session.end("stopped", reason=name, resumable=True)
     session.loop.world.barrier()
     message = f"Stopped after step {session.state.progress.step}; saved as {path}.{hint}"

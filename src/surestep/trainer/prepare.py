@@ -132,7 +132,7 @@ def prepare(
         in_background: list[InBackground] = [*senders.followers, *opened.mirrors]
         parts = list_parts(session, built, recorder, display, callbacks, in_background, start_time)
         closers = opened.closers(session, senders)
-        session.open(parts, display, decision.own_checkpoint, closers)
+        session.open(parts, display, closers, is_saved=decision.loads_own_state)
         report_start(session, recorder, decision, init)
         if not session.finished:
             session.checks.check_data(decision.identity, is_resumed=decision.checkpoint is not None)

@@ -61,9 +61,9 @@ class ResumeDecision:
         return self.parent is not None or self.is_other_metric
 
     @property
-    def own_checkpoint(self) -> Path | None:
-        """The folder of the checkpoint to load, if it is of this run."""
-        return None if self.checkpoint is None or self.parent else self.checkpoint.path
+    def loads_own_state(self) -> bool:
+        """Whether the checkpoint to load is of this run."""
+        return self.checkpoint is not None and self.parent is None
 
 
 def check_resume_arguments(resume: Resume, allow: Sequence[str], from_: str | None) -> None:

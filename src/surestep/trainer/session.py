@@ -88,20 +88,22 @@ class Session:
         self,
         parts: Sequence[Callback],
         display: NullProgress,
-        checkpoint: Path | None,
         closers: Sequence[Callable[[], None]],
+        *,
+        is_saved: bool,
     ) -> None:
         """Start the parts of the run; `prepare()` calls this once.
 
         Args:
             parts: in order.
             display: of the progress, one of them.
-            checkpoint: folder of the checkpoint of this run that was loaded; None if none was.
             closers: called in order when the session closes, after the process group and all saves.
+            is_saved: whether the state was loaded from a checkpoint of this run.
         """
         self.messages.show_on(display)
         self.loop.attach(parts, self.messages.notify)
-        self.saving.loaded(checkpoint)
+        if is_saved:
+            self.saving.loaded()
         self._closers = closers
 
     @property
