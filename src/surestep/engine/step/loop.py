@@ -386,7 +386,7 @@ class Loop:
         self._count_from_here()
         for schedule in self.state.schedules.values():
             schedule.show(self.state.progress.steps_taken)
-        self._skips, self._asked = [], []
+        self._asked = []
         self.context.strategy.reset_guard()
         if not self.interrupted:
             self.stopping = None  # it was requested by a step that is undone

@@ -342,7 +342,7 @@ class ManualStep:
                 hook(self._context.state)
         if max_norm is not None:
             strategy = copy.copy(strategy)
-            strategy.max_norm, strategy.clip_value = max_norm, None
+            strategy.max_norm = max_norm
         return strategy.clip_grad_norm()
 
     def _draw(self, draw: Any, micro: MicroBatch, size: tuple[int, ...]) -> Tensor:

@@ -178,7 +178,7 @@ class SnapshotStager:
             "counts": vars(state.counts),
             "best": vars(state.best),
             "plateau": vars(state.plateau),
-            "spikes": {**vars(state.spikes), "losses": [*state.spikes.losses]},
+            "spikes": vars(state.spikes),
             "cycle": cycle,
             "scaler": state.scaler.state_dict(),
             "metadata": state.metadata,
