@@ -18,7 +18,7 @@ from surestep.engine.distributed import communicator as world
 from surestep.record.checkpoint.discovery import list_checkpoints
 from surestep.record.checkpoint.reader import read_record
 from surestep.record.run import Run
-from surestep.trainer.fit import fit
+from surestep.trainer.fit import count_evaluations, fit
 from tests import tiny
 from tests.warm import warm_python
 
@@ -199,6 +199,30 @@ def test_best_checkpoint_ignores_the_min_delta(tmp_path):
     said = {"early_stop": {"patience": 9, "min_delta": 0.5}, "checkpoint": {"every": "9 epochs"}}
     run = tiny.fit(tmp_path, scored([0.5, 0.6, 0.1]), epochs=3, validation=SCORE, **said)
     assert run.best.step == 6
+
+
+@pytest.mark.parametrize(
+    ("every", "steps"),
+    [
+        ("2 steps", [2, 4, 5]),
+        ("5 steps", [5]),
+        ("9 steps", [5]),
+        ("0.5 epochs", [2, 3, 5]),
+        ("8 items", None),
+    ],
+)
+@pytest.mark.parametrize("on_start", [False, True])
+def test_number_of_evaluations_is_known_before(tmp_path, every, steps, on_start):
+    options = {"max_steps": 5, "validation": {"every": every, "on_start": on_start}}
+    with tiny.prepare(tmp_path, {"val": tiny.data(3)}, **options) as session:
+        planned = count_evaluations(session)
+        fit(session)
+        events = [e["step"] for e in session.run.events() if e["event"] == "evaluation"]
+    if steps is None:
+        assert planned is None
+    else:
+        assert events == [0] * on_start + steps
+        assert planned == len(events)
 
 
 def asks_to_save(moment, step):

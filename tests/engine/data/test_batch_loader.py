@@ -336,3 +336,13 @@ def test_batches_continue_after_the_last_one_when_a_worker_died(monkeypatch, ans
         assert [(batch.position, batch.end) for batch in found] == [(0, 8), (8, 16), (16, 20)]
         assert torch.equal(inputs_of(found), X)
     assert len(asked) == len(answers)
+
+
+def test_custom_batch_is_counted_by_the_options_that_the_loss_has_now():
+    loss = nn.CrossEntropyLoss()
+    loader = tiny.train_loader({"loss": loss})
+    for ignored in (-100, 1, 2):
+        loss.ignore_index = ignored
+        batch = loader.make_batch([(X[:9], Y[:9]), (X[9:], Y[9:])], (0, 0, 0), 1)
+        assert batch.items == int(Y.ne(ignored).sum())
+        assert loader.loss.module.ignore_index == ignored

@@ -294,3 +294,24 @@ def test_splits_of_one_dataset_are_read_in_their_own_epochs(kind):
         epochs += [next(val.read(0, None, [range(2)])), next(own)]
         read = [batch[0] if kind == "StackDataset" else batch for batch in epochs]
         assert [batch[:, 1].tolist() for batch in read] == [[epoch] * 2, [0, 0], [epoch] * 2]
+
+
+def test_tensors_that_the_program_replaced_are_read():
+    source = InMemory((X, Y))
+    assert not source.follow(InMemory((X, Y)), 1)
+    longer = InMemory(tiny.data(30, seed=1))
+    assert source.follow(longer, 1)
+    assert len(source) == 30
+    ((x, y),) = source.read(1, None, [range(30)])
+    assert torch.equal(x, longer.tensors[0])
+    assert torch.equal(y, longer.tensors[1])
+
+
+def test_indices_of_a_subset_that_the_program_replaced_are_read():
+    source = InMemory((X, Y), torch.tensor([3, 1, 4]))
+    assert not source.follow(InMemory((X, Y), torch.tensor([1, 5])), 1)  # no tensor is new
+    assert len(source) == 2
+    ((x, _),) = source.read(1, torch.tensor([1, 0]), [range(2)])
+    assert torch.equal(x, X[[5, 1]])
+    source.follow(InMemory((X, Y)), 2)
+    assert len(source) == len(X)

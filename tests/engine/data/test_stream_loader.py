@@ -283,6 +283,33 @@ def test_random_collate_fn_of_a_stream_is_seeded_by_position():
     assert torch.equal(inputs_of(rest), inputs_of(whole)[18:])
 
 
+class LateNoise:
+    """Makes its generator when it collates for the first time."""
+
+    rng = None
+
+    def __call__(self, samples):
+        if self.rng is None:
+            self.rng = np.random.default_rng()
+        x, y = torch.utils.data.default_collate(samples)
+        return x + self.rng.normal(), y
+
+
+def test_generator_that_a_collate_function_makes_late_is_seeded_by_position():
+    def read(start):
+        parts = {
+            "train": Sized(),
+            "loss": lambda outputs, _: outputs.mean(),
+            "collate_fn": LateNoise(),
+        }
+        loader = tiny.train_loader(parts, max_steps=10, batch_size=9)
+        return inputs_of(loader.batches(0, start))
+
+    whole = read(0)
+    assert torch.equal(whole, read(0))
+    assert torch.equal(whole[18:], read(18))
+
+
 def test_settings_of_a_dataloader_over_a_stream_are_used():
     loader = loader_of(DataLoader(Sized(), 7, drop_last=True), batch_size=None)
     assert (loader.layout.batch_size, loader.layout.drop_last) == (7, True)

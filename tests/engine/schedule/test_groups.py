@@ -214,3 +214,28 @@ def test_step_that_is_repeated_changes_nothing():
         group["lr"] = lr  # as the snapshot of the optimizer restores it
     schedule.write(2)
     assert rates(sgd) == before
+
+
+def test_code_that_sets_a_momentum_at_every_start_counts_once():
+    """A change of the momentum during the run is kept."""
+
+    def begin(saved=None, steps_taken=0):
+        adam = optimizer_of(betas=(0.9, 0.99))
+        schedule = GroupSchedule(adam, halved, shape(name="one_cycle"))
+        if saved is not None:
+            schedule.load(saved)
+        adam.param_groups[0]["betas"] = (0.5, 0.99)
+        schedule.start(steps_taken)
+        schedule.write(steps_taken)
+        assert adam.param_groups[1]["betas"][0] > 0.8
+        return adam, schedule
+
+    adam, schedule = begin()
+    assert adam.param_groups[0]["betas"] == (0.5, 0.99)
+    unchanged = [schedule.changes(index) for index in (0, 1)]
+    adam.param_groups[0]["betas"] = (0.7, 0.99)
+    schedule.write(1)
+    changed = [schedule.changes(index) for index in (0, 1)]
+    for saved, expected in ((unchanged, 0.5), (changed, 0.7)):
+        adam, _ = begin(saved, 2)
+        assert adam.param_groups[0]["betas"] == (expected, 0.99)

@@ -45,3 +45,17 @@ def test_plateau_schedule_equals_torch_at_every_evaluation(mode, options, floor)
         expected.append(optimizer.param_groups[0]["lr"])
     assert found == pytest.approx(expected, rel=1e-12)
     assert found[-1] < lr
+
+
+def test_plateau_continues_from_its_state():
+    plateau, again = PlateauState(), PlateauState()
+    options = {"mode": "min", "min_lr_ratio": 0.0, "lr": 0.1}
+    values = [1.0, 2.0, 2.0, 2.0, 2.0, 2.0]
+    for value in values[:3]:
+        plateau.update(value, OWN, **options)
+    again.load_state_dict(plateau.state_dict())
+    found = [
+        [one.update(value, OWN, **options) for value in values[3:]] for one in (plateau, again)
+    ]
+    assert found == [[True, False, False]] * 2
+    assert vars(again) == vars(plateau)

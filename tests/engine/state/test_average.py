@@ -99,3 +99,15 @@ def test_8_bit_buffers_of_an_average_are_those_of_the_model(tmp_path, kind):
     if kind == "ema":
         expected["ema"] = expected["ema"] * 3 / 12 + 3 * 9 / 12
     assert float(net.seen) == pytest.approx(expected[kind])
+
+
+def test_buffer_of_another_shape_is_loaded_as_a_copy():
+    """The file may be mapped."""
+    net = tiny.model()
+    net.register_buffer("seen", torch.zeros(2))
+    average = average_of(net, buffers="average")
+    saved = {name: tensor.clone() for name, tensor in average.tensors.items()}
+    saved["seen"] = torch.ones(5)
+    average.load(saved, 1)
+    saved["seen"] += 1
+    assert average.stored["seen"].tolist() == [1.0] * 5

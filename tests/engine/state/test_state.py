@@ -1,9 +1,11 @@
 import math
 
+import numpy as np
 import pytest
+import torch
 
 from surestep.base.errors import TaskError
-from surestep.engine.state.state import WHOLE, BestMetric, StepCounts
+from surestep.engine.state.state import WHOLE, BestMetric, StepCounts, copied_options
 from tests import tiny
 
 
@@ -66,3 +68,14 @@ def test_optimizer_attribute_is_rejected_with_several_optimizers():
         TaskError, match=r"several: model, critic\. .* state\.optimizers\['model'\]"
     ):
         _ = state.optimizer
+
+
+def test_options_that_an_optimizer_changes_in_place_are_copied():
+    group = {"params": [], "d": torch.ones(2), "history": [[1]], "array": np.ones(1), "lr": 0.1}
+    copied = copied_options(group)
+    group["d"] += 1
+    group["history"][0].append(2)
+    group["array"] += 1
+    assert copied.keys() == group.keys() - {"params"}
+    assert copied["d"].tolist() == [1, 1]
+    assert (copied["history"], copied["array"].tolist()) == ([[1]], [1])

@@ -237,6 +237,33 @@ def test_noise_of_a_sample_does_not_depend_on_micro_batches(tmp_path, draw):
             assert torch.equal(noise, expected)
 
 
+def test_noise_of_ready_batches_differs(tmp_path):
+    noise = []
+
+    def step(manual_step):
+        for name in "ab":
+            for micro in manual_step.micro_batches(name):
+                noise.append(manual_step.randn(micro, 2))
+                outputs = manual_step.models[name](micro.args[0])
+                manual_step.backward(outputs.mean(), micro)
+            manual_step.step(name)
+
+    elements = [(rows,) for rows in tiny.data()[0].split(5)]  # four batches of five rows
+    task = surestep.Task(
+        step=step,
+        model=model(),
+        train=elements,
+        batched=True,
+        items=lambda batch: len(batch[0]),
+        optimizers=dict.fromkeys("ab", surestep.Optim()),
+    )
+    options = {"batch_size": 2, "micro_batch_size": 1, "max_steps": 2}
+    with surestep.prepare(task, tiny.config(**options), run=tmp_path / "run") as session:
+        list(session.steps())
+    assert [drawn.shape for drawn in noise] == [(5, 2)] * 8
+    assert len(torch.stack(noise).unique()) == 8 * 5 * 2
+
+
 def test_generators_are_seeded_by_step_position_and_pass(tmp_path):
     drawn = []
 

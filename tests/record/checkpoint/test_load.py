@@ -4,6 +4,7 @@ from torch import nn
 
 from surestep.base.errors import CheckpointError
 from tests import tiny
+from tests.engine.state.test_average import average_of
 from tests.record.checkpoint.on_disk import load_checkpoint, load_model, save_checkpoint
 
 
@@ -62,3 +63,12 @@ def test_rejected_checkpoint_leaves_the_state_unchanged(tmp_path):
     with pytest.raises(CheckpointError):
         load_checkpoint(path, other)
     assert torch.equal(tiny.weights(other.model), before)
+
+
+def test_average_that_is_added_begins_with_the_loaded_weights(tmp_path):
+    saved, resumed = tiny.state_of(steps=3), tiny.state_of(steps=1)
+    resumed.average = average_of(resumed.model)
+    load_checkpoint(save_checkpoint(tmp_path, saved), resumed)
+    assert resumed.average.n_updates(3) == 1
+    for name, value in saved.model.state_dict().items():
+        assert torch.equal(resumed.average.tensors[name], value)

@@ -126,6 +126,51 @@ def test_optimizer_state_of_another_dtype_than_its_parameter_is_loaded_unrounded
             torch.testing.assert_close(found[slot], value, rtol=0, atol=0)
 
 
+class Lookahead(torch.optim.Optimizer):
+    """Steps an SGD with momentum, and returns a third of the way every second step."""
+
+    def __init__(self, parameters):
+        self.inner = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+        super().__init__(self.inner.param_groups, {})
+        self.param_groups = self.inner.param_groups
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.inner.step()
+        for parameter in self.param_groups[0]["params"]:
+            own = self.state[parameter]
+            slow = own.setdefault("slow.weights", parameter.clone())
+            own["steps"] = own.get("steps", 0) + 1
+            if own["steps"] % 2 == 0:
+                parameter.copy_(slow.lerp_(parameter, 1 / 3))
+
+
+@pytest.mark.parametrize("steps", [0, 4], ids=["fresh", "rolled back"])
+def test_optimizer_in_another_continues_from_its_state(tmp_path, steps):
+    """A slot may have a point in its name."""
+
+    def go_on(state):
+        for seed in (7, 8, 9):
+            tiny.move(state, seed)
+        return tiny.weights(state.model)
+
+    saved = tiny.state_of(make=Lookahead, steps=3)
+    other = tiny.state_of(make=Lookahead, steps=steps)
+    load_checkpoint(save_checkpoint(tmp_path, saved), other)
+    assert torch.equal(go_on(other), go_on(saved))
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_rollback_to_the_first_step_leaves_no_state_in_an_optimizer(tmp_path, begun):
+    """An optimizer has none before its first step; neither has one that it wraps."""
+    make = Lookahead if begun else partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+    saved, other = (tiny.state_of(make=make, steps=steps) for steps in (0, 3))
+    load_checkpoint(save_checkpoint(tmp_path, saved), other)
+    for state in (saved, other):
+        tiny.move(state, 5)
+    assert torch.equal(tiny.weights(other.model), tiny.weights(saved.model))
+
+
 @pytest.mark.parametrize("options", [{"dampening": 0.5}, {}, {"nesterov": True}])
 def test_momentum_that_begins_after_a_resume_begins_as_in_torch(tmp_path, options):
     """Two layers have no gradient before, as while they are frozen."""
