@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 import surestep
 from surestep.engine.distributed.communicator import ALONE
 from surestep.engine.state.state import BestMetric
-from surestep.trainer.best_metric import TopK, measure_on
+from surestep.trainer.best_metric import TopK, measure_on, reset_best
 from tests import tiny
 from tests.record.checkpoint.test_retention import saved_with
 
@@ -75,6 +75,19 @@ def test_best_of_a_version_with_other_seeds_counts_only_for_tensors(val, is_kept
     assert measure_on(plan, state, described, tiny.task(val=val)) is not is_kept
     assert best.best == (0.5 if is_kept else None)
     assert not measure_on(plan, state, described, tiny.task(val=val))
+
+
+@pytest.mark.parametrize(("value", "best"), [(2.0, 2.0), (math.nan, None)])
+def test_only_what_this_step_measured_counts_for_another_metric(value, best):
+    plan = SimpleNamespace(validation_metric="val/b", validation_mode="min")
+    state = tiny.state_of(steps=3)
+    state.best = BestMetric("val/a", best=0.5, best_step=1, since_best=2, latest_step=3)
+    state.best.latest = {"val/a": 0.6, "val/b": value}
+    reset_best(plan, state)
+    assert (state.best.best, state.best.since_best) == (best, 0)
+    state.best.latest_step = 2
+    reset_best(plan, state)
+    assert (state.best.best, state.best.best_step) == (None, None)
 
 
 class WorseMetric(surestep.Callback):

@@ -114,6 +114,18 @@ def test_failure_of_the_saving_thread_is_reported_at_the_next_log_point(tmp_path
     assert told == {1: [], 2: [], 3: [1], 4: [1], 5: [1], 6: [1]}
 
 
+def test_step_whose_save_failed_is_saved_by_the_next(tmp_path, monkeypatch):
+    with tiny.prepare(tmp_path) as session:
+        next(session.steps())
+        with monkeypatch.context() as full:
+            failing(full, 1)
+            with pytest.raises(CheckpointError, match="No space left"):
+                session.save()
+        assert not session.is_saved
+        assert session.ensure_saved().exists()
+        assert saved(tmp_path) == [1]
+
+
 def test_failed_final_save_raises(tmp_path, monkeypatch):
     failing(monkeypatch, 6)
     with pytest.raises(CheckpointError, match="step 6: No space left"):

@@ -215,6 +215,14 @@ def val_loader(val, **said):
     return make_loader(planned.task.val, "val", **parts)
 
 
+def test_training_data_is_measured_on_all_of_it():
+    planned = tiny.plan(limit_train_batches=1, data={"shuffle": True})
+    parts = {"task": planned.task, "loss": planned.loss, "plan": planned.plan}
+    loader = make_loader(planned.task.train, "train", **parts)
+    assert torch.equal(inputs_of(loader.batches(0)), X)
+    assert len(inputs_of(tiny.train_loader({}, limit_train_batches=1).batches(0))) == 8
+
+
 def test_validation_is_in_order_and_ignores_drop_last():
     found = list(val_loader(Rows(), data={"drop_last": True}).batches(0))
     assert torch.equal(inputs_of(found), X)

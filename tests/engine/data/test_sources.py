@@ -296,6 +296,21 @@ def test_splits_of_one_dataset_are_read_in_their_own_epochs(kind):
         assert [batch[:, 1].tolist() for batch in read] == [[epoch] * 2, [0, 0], [epoch] * 2]
 
 
+def test_workers_stay_although_another_split_set_its_own_epoch():
+    dataset, alive = OfEpoch(), {"num_workers": 1, "persistent_workers": True}
+    train = MapStyleSource(dataset, seed=0, collate=None, options=alive)
+    val = MapStyleSource(dataset, seed=0, collate=None, options={}, part="val")
+    workers = []
+    for epoch in (1, 2):
+        train.follow(dataset, epoch)
+        read = [batch[:, 1].tolist() for batch in train.read(epoch, None, [range(5)])]
+        assert read == [[epoch] * 5]
+        workers.append(train._loader._pass)
+        val.follow(dataset, 0)
+    train.close()
+    assert workers[0] is workers[1] is not None
+
+
 def test_tensors_that_the_program_replaced_are_read():
     source = InMemory((X, Y))
     assert not source.follow(InMemory((X, Y)), 1)

@@ -59,3 +59,9 @@ def test_plateau_continues_from_its_state():
     ]
     assert found == [[True, False, False]] * 2
     assert vars(again) == vars(plateau)
+
+
+def test_values_of_another_metric_are_forgotten_and_the_rate_stays():
+    plateau = PlateauState(scale=0.3, best=1.0, bad=2, cooling=1)
+    plateau.forget()
+    assert plateau == PlateauState(scale=0.3, cooling=1)

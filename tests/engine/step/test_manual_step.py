@@ -209,6 +209,24 @@ def test_maximum_norm_of_a_clip_is_that_of_this_step_alone(tmp_path, planned, us
     assert list(map(float, norms)) == pytest.approx([0.1, usual], rel=1e-4)
 
 
+def test_passes_of_one_optimizer_are_clipped_each(tmp_path):
+    norms = []
+
+    def step(manual_step):
+        for limit in (0.1, 0.2, None):
+            for micro in manual_step.micro_batches("a"):
+                loss = 100 * manual_step.models["a"](micro.args[0]).mean()
+                manual_step.backward(loss, micro)
+            if limit is not None:
+                manual_step.clip("a", limit)
+            manual_step.step("a")
+            grads = [weight.grad for weight in manual_step.models["a"].parameters()]
+            norms.append(float(nn.utils.get_total_norm(grads)))
+
+    two_steps(tmp_path, step, max_grad_norm=2.0)
+    assert norms == pytest.approx([0.1, 0.2, 2.0] * 2, rel=1e-4)
+
+
 @pytest.mark.parametrize("draw", ["randn", "rand"])
 def test_noise_of_a_sample_does_not_depend_on_micro_batches(tmp_path, draw):
     """It differs between the steps, their passes, and the draws in a pass."""

@@ -72,3 +72,32 @@ def test_average_that_is_added_begins_with_the_loaded_weights(tmp_path):
     assert resumed.average.n_updates(3) == 1
     for name, value in saved.model.state_dict().items():
         assert torch.equal(resumed.average.tensors[name], value)
+
+
+class Rejecting(nn.Module):
+    """Rejects its extra state; its table may have grown."""
+
+    def __init__(self, rows):
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((2,), float(rows)))
+        self.register_buffer("table", torch.full((rows,), float(rows)))
+        self.register_buffer("count", torch.tensor(rows) if rows == 5 else None)
+
+    def get_extra_state(self):
+        return {"rows": len(self.table)}
+
+    def set_extra_state(self, state):
+        if state["rows"] != len(self.weight) + 1:
+            raise ValueError("other rows")
+
+
+def test_rejected_extra_state_leaves_buffers_of_another_shape_as_they_were(tmp_path):
+    path = save_checkpoint(tmp_path, tiny.state_of(Rejecting(5), steps=0))
+    fresh = tiny.state_of(Rejecting(3), steps=0)
+    table = fresh.model.table
+    with pytest.raises(CheckpointError, match="an extra state of the model was rejected"):
+        load_checkpoint(path, fresh)
+    assert fresh.model.table is table
+    assert fresh.model.count is None
+    assert table.tolist() == [3.0] * 3
+    assert fresh.model.weight.tolist() == [3.0] * 2
