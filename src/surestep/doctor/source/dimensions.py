@@ -54,6 +54,17 @@ def shape_of(value: Value | None) -> Shape | None:
     return _shape(value, _Search())
 
 
+def dim_of(call: Call, position: int = 0) -> Value | None:
+    """Return the dimension that a function or a method of torch or NumPy is given.
+
+    Args:
+        call: such as `x.mean(1)` or `np.mean(x, axis=1)`.
+        position: of the dimension among the arguments that follow the tensor.
+    """
+    axis = call.keywords.get("axis")
+    return axis or call.argument(position + (not call.is_method), "dim")
+
+
 def count_samples(dataset: Value | None) -> int | None:
     """Return how many samples a dataset has; None if that is not certain."""
     match options_of(dataset):

@@ -50,16 +50,16 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Location, Problem, at_event, at_node
-from surestep.doctor.rules.ss405_shapes_broadcast.rankings import is_ranked
 from surestep.doctor.runtime.graphs import attach_token, is_marked, take_marks
 from surestep.doctor.runtime.tally import LineTally
 from surestep.doctor.runtime.values import is_tensor
-from surestep.doctor.source.dimensions import Shape, shape_of
+from surestep.doctor.source.dimensions import dim_of, shape_of
 from surestep.doctor.source.losses import find_losses
 from surestep.doctor.source.modules import traverse_inputs
 from surestep.doctor.source.nodes import describe_source
-from surestep.doctor.source.operators import find_operations
-from surestep.doctor.source.trace import Event, Program
+from surestep.doctor.source.operators import find_operations, is_none
+from surestep.doctor.source.trace import Program, Trace
+from surestep.doctor.source.training import find_actions, is_function, tensor_of
 from surestep.doctor.source.values import Call, Collection, Constant, Item, Operation, Value, walk
 from surestep.doctor.watcher import Script, TorchCall, Watcher
 
@@ -70,22 +70,28 @@ SEVERITY = "error"
 FIX = "Give both the same shape, such as prediction.squeeze(1) or target.unsqueeze(1)."
 # The shapes are not in the source.
 _LOSSES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
-_COMPARISONS = ("-", "==", "!=")
 _GRIDS = ("arange", "linspace")
+_MOST_PARTS = 500  # of a loss, or of what is ranked
+_RANKS = (
+    *"softmax log_softmax softmin gumbel_softmax logsumexp cross_entropy".split(),
+    *"Softmax LogSoftmax Softmin CrossEntropyLoss".split(),
+)
+_RANKS_A_ROW = (  # if they are given a dimension
+    "min max amin amax argmin argmax median kthvalue quantile sort argsort topk".split()
+)
+_ENDS = frozenset("detach item tolist numpy backward".split())  # of what a gradient flows through
+_ENDS_OF_ROWS = _ENDS | frozenset("flatten ravel view reshape".split())
 _FEWEST = 2  # calls
 _MOST_STEPS = 4  # between a difference and the backward pass of its loss, of several optimizers
 _OUTPUT, _DIFFERENCE = "SS405 output", "SS405 difference"  # marks in the graph
 # Operations on each value; `view` and `unsqueeze` are how all pairs are compared on purpose.
-_ELEMENTWISE = frozenset(
-    f"{name}Backward"
-    for name in (
-        *("Sigmoid", "Tanh", "Relu", "Softplus", "Exp", "Log", "Clamp", "Squeeze", "ToCopy"),
-        *("Mul", "Div", "Add", "Sub", "Neg"),
-    )
-)
+_ELEMENTWISE = {
+    f"{op}Backward"
+    for op in "Sigmoid Tanh Relu Softplus Exp Log Clamp Squeeze ToCopy Mul Div Add Sub Neg".split()
+}
 _RANKING = {"MedianBackward1"} | {  # of the values of a row; MinBackward1 is of the least of all
-    f"{name}Backward0"
-    for name in "Softmax LogSoftmax Logsumexp Sort Topk Amin Amax Min Max Kthvalue Gather".split()
+    f"{op}Backward0"
+    for op in "Softmax LogSoftmax Logsumexp Sort Topk Amin Amax Min Max Kthvalue Gather".split()
 }
 
 
@@ -93,80 +99,90 @@ def check(program: Program) -> Iterator[Problem]:
     """Find losses, differences and comparisons of a column and a vector."""
     for trace in program.traces:
         for loss in find_losses(trace, *_LOSSES):
-            text = _describe_pair(loss.input, loss.target, *loss.written)
-            if text:
-                yield at_event(loss.event, text)
+            if _find_pair(loss.input, loss.target):
+                yield at_event(loss.event, _describe_pair((loss.input, loss.target), loss.written))
         for event in trace.events:
-            for operation, problem in _check_operations(event):
-                if not is_ranked(operation, trace):
-                    yield problem
+            for value in find_operations(event.value):
+                is_comparison = value.operator in ("-", "==", "!=") and len(value.operands) == 2
+                pair = _find_pair(*value.operands) if is_comparison else None
+                if pair and _is_prediction_and_target(*pair) and not _is_ranked(value, trace):
+                    text = _describe_pair(value.operands, _written(value))
+                    yield at_node(value.node or event.node, event.file, text)
 
 
-def _check_operations(event: Event) -> Iterator[tuple[Operation, Problem]]:
-    for value in find_operations(event.value):
-        if value.operator not in _COMPARISONS or len(value.operands) != 2:
-            continue
-        left, right = value.operands
-        text = _describe_pair(left, right, *_written(value))
-        column, vector = (left, right) if _is_column(shape_of(left)) else (right, left)
-        if text and _may_be_targets(vector, column) and _is_prediction(column):
-            yield value, at_node(value.node or event.node, event.file, text)
+def _find_pair(left: Value, right: Value) -> tuple[Value, Value] | None:
+    """Return a column and a vector that are broadcast to a table; None for other values."""
+    match shape_of(left), shape_of(right):
+        case (rows, 1), (length,) if rows != 1 != length:
+            return left, right
+        case (length,), (rows, 1) if rows != 1 != length:
+            return right, left
+    return None
 
 
-def _written(value: Operation) -> tuple[ast.AST | None, ast.AST | None]:
+def _describe_pair(values: tuple[Value, ...], nodes: tuple[ast.AST | None, ...]) -> str:
+    first, second = (str(shape_of(value)).replace("None", "N") for value in values)
+    left, right = map(describe_source, nodes)
+    return f"`{left}` has shape {first} and `{right}` {second}: all pairs are compared."
+
+
+def _written(value: Operation) -> tuple[ast.AST | None, ...]:
     match value.node:
         case ast.BinOp(left=left, right=right) | ast.Compare(left=left, comparators=[right]):
             return left, right
-    return value.operands[0].node, value.operands[1].node
+    return tuple(operand.node for operand in value.operands)
 
 
-def _describe_pair(
-    left: Value, right: Value, left_node: ast.AST | None, right_node: ast.AST | None
-) -> str:
-    """Return what is wrong if one is a column and the other a vector; "" otherwise."""
-    shapes = shape_of(left), shape_of(right)
-    for column, vector in (shapes, shapes[::-1]):
-        if _is_column(column) and _is_vector(vector):
-            first, second = (_show(shape) for shape in shapes if shape is not None)
-            return (
-                f"`{describe_source(left_node)}` has shape {first} and "
-                f"`{describe_source(right_node)}` {second}: all pairs are compared."
-            )
-    return ""
+def _is_prediction_and_target(column: Value, vector: Value) -> bool:
+    """Return whether a column comes from a model, and a vector may have a target for each of it.
 
-
-def _may_be_targets(vector: Value, column: Value) -> bool:
-    """Return whether a vector may have a value for each of a column: bins or centers have not."""
-    lengths = {shape[0] for shape in (shape_of(vector), shape_of(column)) if shape}
+    Bins or centers have not, and a column may be made for broadcasting.
+    """
+    lengths = {shape[0] for value in (column, vector) if (shape := shape_of(value))} - {None}
     is_grid = any(isinstance(part, Call) and part.name in _GRIDS for part in walk(vector))
-    return not is_grid and (None in lengths or len(lengths) == 1)
+    parts = list(traverse_inputs(column, 60))
+    has_model = any(isinstance(part, Call) and part.path == "()" for part in parts)
+    return has_model and not is_grid and len(lengths) < 2 and not any(map(_adds_dimension, parts))
 
 
-def _is_column(shape: Shape | None) -> bool:
-    return shape is not None and len(shape) == 2 and shape[1] == 1 and shape[0] != 1
+def _adds_dimension(value: Value) -> bool:
+    indices = getattr(value.index, "elements", [value.index]) if isinstance(value, Item) else []
+    return any(map(is_none, indices)) or (isinstance(value, Call) and value.name == "unsqueeze")
 
 
-def _is_vector(shape: Shape | None) -> bool:
-    return shape is not None and len(shape) == 1 and shape[0] != 1
+def _is_ranked(table: Value, trace: Trace) -> bool:
+    """Return whether the values of a row are ranked, such as the distances to centers.
+
+    This is so if a loss contains a ranking of the table, or if no loss contains the table, and
+    something else ranks it.
+    """
+    losses = [action.target for action in find_actions(trace) if action.kind == "backward"]
+    contents = [list(_traverse(loss, _ENDS)) for loss in losses if loss is not None]
+    parts = [part for loss in contents if table in loss for part in loss]
+    calls = parts or [call for _, call in trace.calls]
+    return any(isinstance(call, Call) and _ranks(call, table) for call in calls)
 
 
-def _show(shape: Shape) -> str:
-    sizes = ", ".join("N" if size is None else str(size) for size in shape)
-    return f"({sizes},)" if len(shape) == 1 else f"({sizes})"
+def _traverse(value: Value, ends: frozenset[str]) -> Iterator[Value]:
+    return walk(value, _MOST_PARTS, stop_at=lambda part: getattr(part, "name", "") in ends)
 
 
-def _is_prediction(value: Value) -> bool:
-    """Return whether a column comes from a model, and was not made for broadcasting."""
-    has_model = False
-    for part in traverse_inputs(value, 60):
-        if isinstance(part, Call) and part.name == "unsqueeze":
-            return False
-        if isinstance(part, Item):
-            indices = part.index.elements if isinstance(part.index, Collection) else [part.index]
-            if any(isinstance(index, Constant) and index.value is None for index in indices):
-                return False
-        has_model = has_model or (isinstance(part, Call) and part.path == "()")
-    return has_model
+def _ranks(call: Call, table: Value) -> bool:
+    """Return whether a call ranks the values in each row of a table."""
+    ranked = tensor_of(call)
+    is_of_rows = is_function(call, *_RANKS_A_ROW) and _has_dimension(call)
+    is_ranking = is_of_rows or is_function(call, *_RANKS)
+    return is_ranking and ranked is not None and table in _traverse(ranked, _ENDS_OF_ROWS)
+
+
+def _has_dimension(call: Call) -> bool:
+    """Return whether a call is given a dimension, which is a number, and not a second tensor."""
+    match dim_of(call, int(call.name in ("kthvalue", "quantile", "topk"))):
+        case None:
+            return call.name in ("sort", "argsort", "topk", "kthvalue")
+        case Operation(operator="-", operands=(_,)) | Constant() | Collection():
+            return True
+    return False
 
 
 class ShapesBroadcastWatcher(Watcher):
@@ -193,12 +209,10 @@ class ShapesBroadcastWatcher(Watcher):
                 self._all.add_seen(*seen)
                 self._in_losses.add_seen(*seen)
             return
-        left, right = call["input"], call["other"]
-        for prediction, target in ((left, right), (right, left)):
-            node = getattr(call.result, "grad_fn", None)
-            if node and _is_output_and_target(prediction, target) and _is_table(prediction, target):
-                seen = _describe(run, "A difference", prediction, target)
-                node.metadata[_DIFFERENCE] = seen
+        node = getattr(call.result, "grad_fn", None)
+        for pair in ((call["input"], call["other"]), (call["other"], call["input"])):
+            if node and _is_output_and_target(*pair) and _is_table(*pair):
+                node.metadata[_DIFFERENCE] = seen = _describe(run, "A difference", *pair)
                 self._all.add_seen(*seen)
                 self._last_step = run.step
 
@@ -212,9 +226,8 @@ class ShapesBroadcastWatcher(Watcher):
         tally = self._in_losses if run.backwards else self._all  # of torch.autograd.grad
         for found in tally:
             if found.mistakes >= _FEWEST:
-                yield found.report(
-                    f"{found.reason}, in {found.mistakes} calls.", {"calls": found.mistakes}
-                )
+                message = f"{found.reason}, in {found.mistakes} calls."
+                yield found.report(message, {"calls": found.mistakes})
 
 
 def _describe(run: Script, name: str, output: Tensor, target: Tensor) -> tuple[Location, int, str]:
@@ -225,11 +238,10 @@ def _describe(run: Script, name: str, output: Tensor, target: Tensor) -> tuple[L
 
 
 def _is_output_and_target(prediction: Any, target: Any) -> bool:
-    if not is_marked(getattr(prediction, "grad_fn", None), _OUTPUT, _ELEMENTWISE):
-        return False
+    is_output = is_marked(getattr(prediction, "grad_fn", None), _OUTPUT, _ELEMENTWISE)
     is_target = hasattr(target, "grad_fn") and not target.requires_grad
     # Centers or bins on the other side are usually not as many as the predictions.
-    return is_target and prediction.numel() == target.numel()
+    return is_output and is_target and prediction.numel() == target.numel()
 
 
 def _is_table(prediction: Tensor, target: Tensor) -> bool:
@@ -238,8 +250,5 @@ def _is_table(prediction: Tensor, target: Tensor) -> bool:
 
     if prediction.dim() == target.dim():
         return False  # as in a deliberate comparison of all pairs
-    try:
-        shape = torch.broadcast_shapes(prediction.shape, target.shape)
-    except RuntimeError:
-        return False
-    return bool(prod(shape) > max(prediction.numel(), target.numel()))
+    pairs = prod(torch.broadcast_shapes(prediction.shape, target.shape))
+    return bool(pairs > max(prediction.numel(), target.numel()))
