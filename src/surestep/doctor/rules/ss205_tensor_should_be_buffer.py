@@ -74,20 +74,18 @@ _KEEPING = frozenset("float double half to cuda view reshape t transpose sign mu
 
 def check(program: Program) -> Iterator[Problem]:
     """Find random tensors that a module keeps as attributes and uses in its forward."""
-    for trace in program.traces:
-        for event in trace.events:
-            target, owner = event.target, event.base
-            if event.kind != "store" or not isinstance(target, ast.Attribute):
-                continue
-            if not isinstance(owner, Instance) or not owner.cls.is_module or not _is_in_init(event):
-                continue
-            if not _is_random(event.value) or not _is_read_only(owner, target.attr):
-                continue
-            yield at_event(
-                event,
-                f"`{ast.unparse(target)}` is random, and is neither saved nor moved with the "
-                "module.",
-            )
+    for event in program.events:
+        target, owner = event.target, event.base
+        if event.kind != "store" or not isinstance(target, ast.Attribute):
+            continue
+        if not isinstance(owner, Instance) or not owner.cls.is_module or not _is_in_init(event):
+            continue
+        if not _is_random(event.value) or not _is_read_only(owner, target.attr):
+            continue
+        yield at_event(
+            event,
+            f"`{ast.unparse(target)}` is random, and is neither saved nor moved with the module.",
+        )
 
 
 def _is_in_init(event: Event) -> bool:

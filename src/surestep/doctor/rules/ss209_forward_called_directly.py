@@ -81,13 +81,12 @@ def _has_own_call(model: Value) -> bool:
 def _find_values(program: Program) -> dict[str, list[Value]]:
     """Return what is assigned to each name and attribute of the file."""
     values: dict[str, list[Value]] = {}
-    for trace in program.traces:
-        for event in trace.events:
-            if (
-                event.kind == "store"
-                and event.target is not None
-                and event.file is program.file
-                and isinstance(event.target, (ast.Name, ast.Attribute))
-            ):
-                values.setdefault(ast.unparse(event.target), []).append(event.value)
+    for event in program.events:
+        if (
+            event.kind == "store"
+            and event.target is not None
+            and event.file is program.file
+            and isinstance(event.target, (ast.Name, ast.Attribute))
+        ):
+            values.setdefault(ast.unparse(event.target), []).append(event.value)
     return values

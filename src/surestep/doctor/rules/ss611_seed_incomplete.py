@@ -69,7 +69,7 @@ _SEED = re.compile(r"seed|random_state|set_state|setstate|RandomState", re.IGNOR
 
 def check(program: Program) -> Iterator[Problem]:
     """Find generators without a seed beside one with a seed, and conflicting modes of cuDNN."""
-    events = [event for trace in program.traces for event in trace.events]
+    events = program.events
     yield from _check_modes(events)
     for trace in program.traces:
         yield from _check_model(trace)

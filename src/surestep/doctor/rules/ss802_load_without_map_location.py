@@ -130,8 +130,7 @@ def _is_unsafe(call: Call) -> bool:
 
 def _why_devices_differ(program: Program) -> tuple[str, bool]:
     """Return why a checkpoint is loaded on different devices, and whether ranks are the reason."""
-    events = (event for trace in program.traces for event in trace.events)
-    calls = [event.call for event in events if event.call and event.file is program.file]
+    calls = [e.call for e in program.events if e.call and e.file is program.file]
     if any(call.name in _DISTRIBUTED for call in calls):
         return "every rank loads it onto the GPU of the rank that saved it", True
     if any(call.path == "torch.cuda.is_available" for call in calls):

@@ -167,10 +167,14 @@ class Program:
     instances: dict[Class, Instance] = field(default_factory=dict)
 
     @cached_property
+    def events(self) -> list[Event]:
+        """The events of all traces."""
+        return [event for trace in self.traces for event in trace.events]
+
+    @cached_property
     def files(self) -> list[SourceFile]:
         """The file, and the others in which something happens."""
-        events = (event for trace in self.traces for event in trace.events)
-        return list(dict.fromkeys([self.file, *(event.file for event in events)]))
+        return list(dict.fromkeys([self.file, *(event.file for event in self.events)]))
 
     def contains(self, pattern: re.Pattern[str]) -> bool:
         """Return whether the source of one of the files contains a pattern."""

@@ -90,17 +90,16 @@ def _is_given_away(stored: Event, cls: Class, program: Program, reads: frozenset
         # What is read from an object is not the object.
         return isinstance(part, Attribute) or (isinstance(part, Call) and part.name in reads)
 
-    for trace in program.traces:
-        for event in trace.events:
-            call = event.call
-            given = (event.value,) if call is None else call.arguments
-            is_assigned = event.kind != "store" or event.target is not stored.target
-            for value in given:
-                parts = list(walk(value, _MOST_PARTS, stop_at=is_read))
-                has_value = is_assigned and any(part is stored.value for part in parts)
-                has_owner = any(isinstance(part, Instance) and part.cls is cls for part in parts)
-                if has_value or (call is not None and has_owner):
-                    return True
-            if call is not None and call.receiver is stored.value and call.name not in reads:
+    for event in program.events:
+        call = event.call
+        given = (event.value,) if call is None else call.arguments
+        is_assigned = event.kind != "store" or event.target is not stored.target
+        for value in given:
+            parts = list(walk(value, _MOST_PARTS, stop_at=is_read))
+            has_value = is_assigned and any(part is stored.value for part in parts)
+            has_owner = any(isinstance(part, Instance) and part.cls is cls for part in parts)
+            if has_value or (call is not None and has_owner):
                 return True
+        if call is not None and call.receiver is stored.value and call.name not in reads:
+            return True
     return False
