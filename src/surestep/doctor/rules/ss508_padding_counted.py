@@ -60,24 +60,19 @@ Right:
 
 from __future__ import annotations
 
-import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Location, Problem, at_event
-from surestep.doctor.rules.ss508_padding_counted.padding import (
-    IGNORED,
-    find_base,
-    find_collated,
-    find_padding,
-)
 from surestep.doctor.runtime.tally import Occurrence
 from surestep.doctor.runtime.values import is_tensor
+from surestep.doctor.source.loaders import find_collated
 from surestep.doctor.source.losses import Loss, find_losses
-from surestep.doctor.source.trace import Program
-from surestep.doctor.source.training import describe
-from surestep.doctor.source.values import Attribute, Call, Constant, Either, Unknown, Value
+from surestep.doctor.source.trace import Event, Program
+from surestep.doctor.source.training import base_of, describe, options_of
+from surestep.doctor.source.values import Attribute, Call, Either, Item, Unknown, Value, walk
 from surestep.doctor.watcher import Script, TorchCall, Watcher
 
 if TYPE_CHECKING:
@@ -85,8 +80,14 @@ if TYPE_CHECKING:
 
 SEVERITY = "error"
 FIX = "Pad targets with -100, or give the loss ignore_index=PADDING."
-_FILLS = ("masked_fill_", "fill_", "masked_scatter_", "index_fill_", "copy_")
-_MASKS = ("masked_fill", "where", "masked_select", "masked_scatter", *_FILLS)
+_IGNORED = -100  # by the losses of torch, as the default
+_PAD = "torch.nn.utils.rnn.pad_sequence"
+_KEEPS = frozenset(
+    "view reshape flatten transpose permute contiguous to cuda cpu long squeeze t clone".split()
+)
+_MASKS = re.compile(r"masked_(fill_?|select|scatter_?)|where|(index_)?fill_|copy_")
+_MOST_PARTS = 1000  # of what a model answers
+_MOST_ALIASES = 20
 _MOST_VALUES = 20_000  # of targets that are stored at a time
 _MOST_TABLES = 20
 _FEWEST_TABLES = 5
@@ -95,79 +96,60 @@ _FEWEST_TABLES = 5
 
 def check(program: Program) -> Iterator[Problem]:
     """Find cross-entropies of padded targets that ignore nothing."""
-    returned = find_collated(program)
     for trace in program.traces:
         for loss in find_losses(trace, "cross_entropy", "nll_loss"):
-            if _ignores_nothing(loss):
-                aliases = find_padding(loss.target, returned)
-                if aliases and not _is_changed(aliases, program) and not _masks_input(loss):
-                    pad = aliases[-1]
-                    yield at_event(
-                        loss.event,
-                        f"`{loss.event.text}` counts the padding of "
-                        f"`{describe(pad)}`: it has no `ignore_index`.",
-                        padding_line=pad.line,
-                    )
+            aliases = _find_padding(loss.target, program) if _ignores_nothing(loss) else []
+            if not aliases or any(_may_change(event, aliases) for event in program.events):
+                continue
+            if not _masks_input(loss):
+                name, line = describe(aliases[-1]), aliases[-1].line
+                message = f"counts the padding of `{name}`: it has no `ignore_index`."
+                yield at_event(loss.event, f"`{loss.event.text}` {message}", padding_line=line)
 
 
 def _ignores_nothing(loss: Loss) -> bool:
     """Return whether a loss has no `ignore_index`, and is a mean or a sum."""
-    reduction = loss.option("reduction")
-    is_reduced = reduction is None or (
-        isinstance(reduction, Constant) and reduction.value in ("mean", "sum")
-    )
     limit = 3 if loss.settings is loss.event.value else 1
-    is_plain = loss.option("reduce") is None and loss.option("weight") is None
-    return (
-        is_reduced
-        and is_plain
-        and loss.option("ignore_index") is None
-        and len(loss.settings.args) < limit
-    )
+    has_options = {"weight", "reduce", "ignore_index"} & loss.settings.keywords.keys()
+    reduction = loss.option("reduction")
+    is_reduced = reduction is None or getattr(reduction, "value", "") in ("mean", "sum")
+    return is_reduced and not has_options and len(loss.settings.args) < limit
 
 
-def _is_changed(aliases: list[Value], program: Program) -> bool:
-    """Return whether a script may write other values into its targets: `y[y == 0] = -100`."""
-    for trace in program.traces:
-        for event in trace.events:
-            call = event.call
-            if event.kind == "store" and event.base is not None and _is_ignored(event.value):
-                return True
-            if isinstance(event.target, ast.Attribute) and event.target.attr == "ignore_index":
-                return True
-            is_in_place = call is not None and call.name.endswith("_")
-            if is_in_place and call is not None and _may_be(call.receiver, aliases):
-                return True
-    return False
+def _find_padding(target: Value, program: Program) -> list[Value]:
+    """Return the values from a target to the call that padded it, which comes last.
+
+    There are none unless the source shows that call, and that the loss does not ignore its value.
+    """
+    found: list[Value] = []
+    options = options_of(target)
+    while len(options) == 1 and len(found) < _MOST_ALIASES:
+        value = options[0]
+        found.append(value)
+        if isinstance(value, Call) and value.path == _PAD:
+            padding = getattr(value.argument(2, "padding_value"), "value", 0)
+            return [] if value.has_unknown_arguments or padding == _IGNORED else found
+        options = options_of(find_collated(value, program) or base_of(value, _KEEPS))
+    return []
 
 
-def _is_ignored(value: Value | None) -> bool:
-    """Return whether a value is the one that a loss ignores."""
-    is_attribute = isinstance(value, Attribute) and value.name == "ignore_index"
-    return is_attribute or (isinstance(value, Constant) and value.value == IGNORED)
-
-
-def _may_be(value: Value | None, aliases: list[Value]) -> bool:
-    """Return whether a value, or what it is a part of, is one of these or not known."""
-    while value is not None:
-        if isinstance(value, (Unknown, Either)) or any(value is alias for alias in aliases):
+def _may_change(event: Event, aliases: list[Value]) -> bool:
+    """Return whether an event may write other values into targets: `y[y == 0] = -100`."""
+    if event.kind == "store" and event.base is not None:
+        name = event.value.name if isinstance(event.value, Attribute) else ""
+        if name == "ignore_index" or getattr(event.value, "value", 0) == _IGNORED:
             return True
-        value = find_base(value)
-    return False
+    value = event.call.receiver if event.call and event.call.name.endswith("_") else None
+    while value is not None and not isinstance(value, (Unknown, Either)) and value not in aliases:
+        value = value.base if isinstance(value, Item) else base_of(value, _KEEPS)
+    return value is not None or getattr(event.target, "attr", "") == "ignore_index"
 
 
 def _masks_input(loss: Loss) -> bool:
     """Return whether what the model answers is masked before the loss; inside it, it may be."""
-    waiting = [loss.input]
-    for _ in range(1000):
-        if not waiting:
-            return False
-        value = waiting.pop()
-        if isinstance(value, Call) and value.name in _MASKS:
-            return True
-        if not (isinstance(value, Call) and value.path == "()"):  # not into modules
-            waiting.extend(value.inputs)
-    return True
+    parts = list(walk(loss.input, _MOST_PARTS, stop_at=lambda p: getattr(p, "path", "") == "()"))
+    names = (part.name for part in parts if isinstance(part, Call))
+    return len(parts) == _MOST_PARTS or any(map(_MASKS.fullmatch, names))
 
 
 @dataclass
@@ -224,35 +206,33 @@ class PaddingCountedWatcher(Watcher):
         seen = self._targets.setdefault(seen.location, seen)
         if len(seen.tables) < _MOST_TABLES:
             table = target.reshape(rows, -1)
-            seen.tables.append(table.masked_fill(table == call["ignore_index"], IGNORED))
+            seen.tables.append(table.masked_fill(table == call["ignore_index"], _IGNORED))
             matching = (found for found in self._repeats if found.shape == table.shape)
             seen.repeats.append(next(matching, None))
 
     def observe(self, run: Script) -> Iterator[Problem]:
         for seen in self._targets.values():
-            tables = [_drop_ignored_ends(table) for table in seen.tables]
-            found = [_find_padding_in(table.tolist()) for table in tables]
-            values = {value for value, _ in found}
-            if len(found) < _FEWEST_TABLES or len(values) != 1 or None in values:
-                continue
-            if not all(map(_is_padded_too, seen.repeats, tables)):
-                continue
-            padded = sum(count for _, count in found)
-            total = sum(table.numel() for table in seen.tables)
-            yield seen.report(
-                f"The loss counts the padding: {padded} of {total} targets are {found[0][0]}, which"
-                " is only at the ends of sequences, and is not ignored.",
-                {"padding": found[0][0], "padded": padded, "targets": total},
-            )
+            tables = [_drop_ignored_ends(table.tolist()) for table in seen.tables]
+            found = [_find_padding_in(table) for table in tables]
+            value, padded = found[0][0], sum(count for _, count in found)
+            is_same = value is not None and {other for other, _ in found} == {value}
+            is_sure = len(found) >= _FEWEST_TABLES and is_same
+            if is_sure and all(map(_is_padded_too, seen.repeats, tables)):
+                total = sum(table.numel() for table in seen.tables)
+                yield seen.report(
+                    f"The loss counts the padding: {padded} of {total} targets are {value}, which "
+                    "is only at the ends of sequences, and is not ignored.",
+                    {"padding": value, "padded": padded, "targets": total},
+                )
 
 
-def _drop_ignored_ends(table: Tensor) -> Tensor:
+def _drop_ignored_ends(rows: list[list[int]]) -> list[list[int]]:
     """Return targets without the last positions if they are ignored in all rows.
 
     Models that shift their labels ignore the last one.
     """
-    length = table.shape[1] - min(_count_last(row, IGNORED) for row in table.tolist())
-    return table[:, : max(length, 1)]
+    length = len(rows[0]) - min(_count_last(row, _IGNORED) for row in rows)
+    return [row[: max(length, 1)] for row in rows]
 
 
 def _find_padding_in(rows: list[list[int]]) -> tuple[int | None, int]:
@@ -263,11 +243,9 @@ def _find_padding_in(rows: list[list[int]]) -> tuple[int | None, int]:
     last = [row[-1] for row in rows]
     value = max(set(last), key=last.count)
     lengths = [_count_last(row, value) for row in rows]
-    is_elsewhere = any(
-        value in row[: len(row) - length] for row, length in zip(rows, lengths, strict=True)
-    )
-    is_padding = len(set(lengths)) > 1 and max(lengths) > 1 and value != IGNORED
-    return (value, sum(lengths)) if is_padding and not is_elsewhere else (None, 0)
+    is_at_ends = sum(row.count(value) for row in rows) == sum(lengths)
+    is_padding = len(set(lengths)) > 1 and max(lengths) > 1 and value != _IGNORED
+    return (value, sum(lengths)) if is_padding and is_at_ends else (None, 0)
 
 
 def _find_repeats(values: Tensor) -> Tensor:
@@ -275,10 +253,10 @@ def _find_repeats(values: Tensor) -> Tensor:
     from torch.nn.functional import pad
 
     is_same = values.detach()[:, 1:] == values.detach()[:, :-1]
-    return pad(is_same.flatten(2).all(-1) if is_same.dim() > 2 else is_same, (1, 0))
+    return pad(is_same.unsqueeze(-1).flatten(2).all(-1), (1, 0))
 
 
-def _is_padded_too(repeats: Tensor | None, table: Tensor) -> bool:
+def _is_padded_too(repeats: Tensor | None, rows: list[list[int]]) -> bool:
     """Return whether an input has padding where its targets have; True if that is not known.
 
     Targets may stay at their last value without padding, such as "after the event". The targets of
@@ -286,10 +264,9 @@ def _is_padded_too(repeats: Tensor | None, table: Tensor) -> bool:
     """
     if repeats is None:
         return True
-    lengths = [_count_last(row, row[-1]) for row in table.tolist()]
-    rows = repeats[:, : table.shape[1]].tolist()
-    ends = [row[len(row) - n + 2 :] for row, n in zip(rows, lengths, strict=True)]
-    return all(map(all, ends))
+    starts = [len(row) - _count_last(row, row[-1]) + 2 for row in rows]
+    pairs = zip(repeats[:, : len(rows[0])].tolist(), starts, strict=True)
+    return all(all(row[start:]) for row, start in pairs)
 
 
 def _count_last(row: list[int], value: int) -> int:

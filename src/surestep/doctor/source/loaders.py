@@ -6,9 +6,19 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from surestep.doctor.source.trace import Event, SourceLoop, Trace
+from surestep.doctor.source.trace import Event, Program, SourceLoop, Trace
 from surestep.doctor.source.training import find_actions, options_of
-from surestep.doctor.source.values import Call, Class, Constant, Function, Instance, Value
+from surestep.doctor.source.values import (
+    Call,
+    Class,
+    Collection,
+    Constant,
+    Element,
+    Function,
+    Instance,
+    Item,
+    Value,
+)
 from surestep.doctor.source.wrapping import PREPARES
 
 _PARAMETERS = (
@@ -60,6 +70,20 @@ def find_loader_call(iterated: Value | None) -> Call | None:
     match options_of(iterated):
         case (Call(path="torch.utils.data.DataLoader") as call,):
             return call
+    return None
+
+
+def find_collated(part: Value, program: Program) -> Value | None:
+    """Return what the `collate_fn` of a loader puts at an index of a batch; None if not known."""
+    if not isinstance(part, Item) or not isinstance(part.base, Element):
+        return None
+    loader = find_loader_call(part.base.of)
+    collate = loader and loader.argument(_PARAMETERS.index("collate_fn"), "collate_fn")
+    returns = [event for event in program.events if event.kind == "return" and event.stack]
+    definition = getattr(collate, "definition", None)
+    match [event.value for event in returns if event.stack[-1].definition is definition]:
+        case [Collection() as batch]:
+            return batch.find(part.index)
     return None
 
 

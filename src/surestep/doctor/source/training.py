@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 from surestep.doctor.source.nodes import describe_source
@@ -17,6 +17,7 @@ from surestep.doctor.source.trace import Event, SourceLoop, Trace, once_per_trac
 from surestep.doctor.source.values import (
     Attribute,
     Call,
+    Collection,
     Constant,
     Either,
     Instance,
@@ -277,6 +278,23 @@ def tensor_of(call: Call) -> Value | None:
     if call.is_method:
         return call.receiver
     return call.argument(0, "input")
+
+
+def base_of(value: Value, names: Container[str]) -> Value | None:
+    """Return the tensor of which a value is a range, a view or a copy; None for other values.
+
+    Args:
+        value: of the script.
+        names: of the functions and methods that make a view or a copy, such as "reshape".
+    """
+    match value:
+        case Item(base=base, index=index):
+            parts = index.elements if isinstance(index, Collection) else [index]
+            is_range = all(isinstance(part, Operation) and part.operator == ":" for part in parts)
+            return base if is_range else None
+        case Call() if value.name in names:
+            return tensor_of(value)
+    return None
 
 
 def iter_outputs(value: Value | None) -> Iterator[Value]:
