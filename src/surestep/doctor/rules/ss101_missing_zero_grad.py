@@ -48,7 +48,7 @@ from surestep.doctor.runtime.parameters import iter_parameters
 from surestep.doctor.runtime.tally import FEWEST, Tally
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import Action, find_actions, is_optimizer, may_be_same
-from surestep.doctor.source.values import Function, Instance, walk
+from surestep.doctor.source.values import Function, Instance, is_made_from
 from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def _is_given_away(event: Event, step: Action) -> bool:
     call = event.call
     if call is None or step.event is event or call.name in ("step", "unscale_", "print"):
         return False
-    return any(value is step.target for arg in call.arguments for value in walk(arg))
+    return any(is_made_from(arg, step.target) for arg in call.arguments)
 
 
 @dataclass

@@ -71,7 +71,7 @@ from surestep.doctor.source.training import (
     is_same,
     strip,
 )
-from surestep.doctor.source.values import Call, Instance, Value, walk
+from surestep.doctor.source.values import Call, Instance, Value, is_made_from
 from surestep.doctor.watcher import Script, Watcher
 from surestep.doctor.wording import list_names
 
@@ -130,7 +130,7 @@ def _puts_into(event: Event, layer: Value, model: Value) -> bool:
     if owner is None or not is_same(owner, model):
         return False
     layer = strip(layer) or layer
-    return any(part is layer for value in given for part in walk(value))
+    return any(is_made_from(value, layer) for value in given)
 
 
 def _is_new(value: Value | None) -> bool:

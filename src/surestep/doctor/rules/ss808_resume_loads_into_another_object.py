@@ -60,7 +60,7 @@ from surestep.doctor.source.checkpoints import entry_of, find_restores
 from surestep.doctor.source.modules import models_of
 from surestep.doctor.source.trace import Event, Program, Trace
 from surestep.doctor.source.training import find_actions, is_model, is_optimizer, options_of
-from surestep.doctor.source.values import Call, Constant, Instance, Value, walk
+from surestep.doctor.source.values import Call, Constant, Instance, Value, is_made_from, walk
 
 SEVERITY = "warning"
 FIX = "Create the model and the optimizer first, and then load into the objects that train."
@@ -179,7 +179,7 @@ def _find_new_object(trace: Trace, loaded: Event, receiver: Value) -> Event | No
 
 def _is_new(value: Value, old: Value) -> bool:
     """Return whether a value is a different object of the same class."""
-    if any(part is old for part in walk(value)):
+    if is_made_from(value, old):
         return False
     match value, old:
         case Instance(), Instance():
@@ -193,10 +193,10 @@ def _uses(event: Event, value: Value) -> bool:
     """Return whether an event uses the object for more than moving it."""
     call = event.call
     if call is None:
-        return event.kind != "test" and any(part is value for part in walk(event.value))
+        return event.kind != "test" and is_made_from(event.value, value)
     if call.receiver is value and call.name in _HARMLESS:
         return False
-    return any(part is value for given in call.inputs for part in walk(given))
+    return any(is_made_from(given, value) for given in call.inputs)
 
 
 def _skips_names(event: Event) -> bool:

@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass
 
 from surestep.doctor.source.trace import Event, Trace, once_per_trace
-from surestep.doctor.source.training import is_made_by
-from surestep.doctor.source.values import Call, Item, Value, walk
+from surestep.doctor.source.training import is_made_by, is_same
+from surestep.doctor.source.values import Call, Item, Value, is_made_from, walk
 
 _SELECTION = "sklearn.model_selection."
 _CROSS_VALIDATIONS = frozenset(
@@ -33,6 +33,24 @@ class DataSplit:
     event: Event
     data: tuple[Value, ...]
     is_random: bool
+
+    def is_of(self, data: Value) -> bool:
+        """Return whether data, or the same columns of it, are split."""
+        return any(is_same_data(data, given) for given in self.data)
+
+    def has_part(self, value: Value) -> bool:
+        """Return whether a value is a part that the split gives, or what its indices select."""
+        items = [part for part in walk(value) if isinstance(part, Item)]
+        made = self.event.value
+        return any(
+            item.base is made or is_made_from(item.index, made) or self._is_slice(item)
+            for item in items
+        )
+
+    def _is_slice(self, item: Item) -> bool:
+        """Return whether a value is `X[:n]` of data that is split by slices."""
+        is_slice = isinstance(item.node, ast.Subscript) and isinstance(item.node.slice, ast.Slice)
+        return is_slice and self.event.kind == "store" and item.base is self.data[0]
 
 
 @once_per_trace
@@ -117,6 +135,14 @@ def is_training_part(value: Value, text: str) -> bool:
         and entry.base.name in ("train_test_split", "random_split")
         for entry in walk(value)
     )
+
+
+def is_same_data(a: Value, b: Value) -> bool:
+    """Return whether two values are the same data, or the same columns of a table."""
+    match a, b:
+        case Item(node=ast.AST() as x, base=p), Item(node=ast.AST() as y, base=q) if is_same(p, q):
+            return ast.unparse(x) == ast.unparse(y)
+    return is_same(a, b)
 
 
 def argument_text(call: Call) -> str:

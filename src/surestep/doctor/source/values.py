@@ -418,3 +418,8 @@ def walk(
         waiting.extend(found.inputs)
         if isinstance(found, Call) and found.result is not None:
             waiting.append(found.result)
+
+
+def is_made_from(value: Value, source: Value | None) -> bool:
+    """Return whether a value is a source, or was made from it."""
+    return any(part is source for part in walk(value))
