@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from surestep.doctor.source.trace import Event
 from surestep.doctor.source.training import is_model, is_same, options_of, strip
@@ -155,8 +155,10 @@ def _traverse_parts(value: Value | None) -> Iterator[Value]:
             waiting.extend(found.inputs)
 
 
-def traverse_inputs(value: Value, limit: int = 500) -> Iterator[Value]:
-    """Yield a value and what it was made from, but not what happens inside a module."""
+def traverse_inputs(
+    value: Value, limit: int = 500, *, stop_at: Callable[[Value], bool] | None = None
+) -> Iterator[Value]:
+    """Yield a value and what it was made from, as `walk` does, but not inside a module."""
     seen: set[int] = set()
     waiting = [value]
     while waiting and len(seen) < limit:
@@ -164,7 +166,7 @@ def traverse_inputs(value: Value, limit: int = 500) -> Iterator[Value]:
         if id(found) not in seen:
             seen.add(id(found))
             yield found
-            waiting.extend(found.inputs)
+            waiting.extend(() if stop_at is not None and stop_at(found) else found.inputs)
 
 
 def find_model_calls(value: Value) -> list[Call]:
