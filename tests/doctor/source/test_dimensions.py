@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from surestep.doctor.source.dimensions import count_samples, shape_of
+from surestep.doctor.source.dimensions import count_samples, dim_of, shape_of
 from surestep.doctor.source.files import Project, parse_source
 from surestep.doctor.source.interpreter import follow
 from surestep.doctor.source.operators import find_operations
 from surestep.doctor.source.values import Constant, Operation
 
 HEADER = """
+import numpy
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -92,3 +93,17 @@ def test_operations_that_share_their_operands_are_found_once():
     for _ in range(16):
         value = Operation("+", (value, value))
     assert len(list(find_operations(value))) == 16
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["x.mean(1)", "torch.mean(x, 1)", "x.amin(dim=1)", "numpy.mean(x, axis=1)", "numpy.mean(x, 1)"],
+)
+def test_dimension_of_a_call_is_given_by_position_or_by_name(expression):
+    assert dim_of(argument_of_print(expression)).value == 1
+
+
+def test_dimension_may_follow_other_arguments_or_be_left_out():
+    assert dim_of(argument_of_print("x.topk(2, 1)"), 1).value == 1
+    assert dim_of(argument_of_print("torch.topk(x, 2, 1)"), 1).value == 1
+    assert dim_of(argument_of_print("x.mean()")) is None
