@@ -152,7 +152,7 @@ def check(program: Program) -> Iterator[Problem]:
 def _find_leaks(
     trace: Trace, splits: list[DataSplit], event: Event, uses: list[_Use]
 ) -> Iterator[tuple[int | None, str]]:
-    """Yield the lines that split what was learned from in an event, and when."""
+    """Yield the lines that split what an event learned from, and what they do with it."""
     uses = [use for use in uses if not is_training_part(use.source, use.text)]
     own = uses if event.call and event.call.name == "fit" else uses[:1]
     for split, use in product(splits, own):
