@@ -48,7 +48,6 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from surestep.doctor.edits import append_method
-from surestep.doctor.finding import Edit
 from surestep.doctor.problem import NOWHERE, Location, Problem, at_event
 from surestep.doctor.runtime.graphs import Token, attach_token
 from surestep.doctor.runtime.tally import Tally
@@ -59,7 +58,7 @@ from surestep.doctor.source.training import (
     is_derived_with_graph,
     is_without_grad,
 )
-from surestep.doctor.source.values import Collection, Operation, Value, walk
+from surestep.doctor.source.values import Call, Collection, Operation, Value, walk
 from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
@@ -84,8 +83,9 @@ def check(program: Program) -> Iterator[Problem]:
     for trace in program.traces:
         backwards = [action for action in find_actions(trace) if action.kind == "backward"]
         for event in trace.events:
-            if event.loop is None or (added := _added(event)) is None:
+            if event.loop is None or (found := _find_added(event)) is None:
                 continue
+            added, node = found
             losses = [a.target for a in backwards if a.event.loop is event.loop]
             is_derived = any(is_derived_with_graph(added, loss) for loss in losses)
             if not is_derived or _is_reset(trace, event) or _is_differentiated(trace, event):
@@ -95,44 +95,25 @@ def check(program: Program) -> Iterator[Problem]:
                 event,
                 f"`{text}` keeps the graph of each batch: memory grows until the loop ends.",
                 loss=describe(added),
-                edits=_detach(event),
+                edits=append_method(event.file, node, ".detach()"),
             )
 
 
-def _detach(event: Event) -> tuple[Edit, ...]:
-    """Return the edits that detach what an event adds."""
-    match event.node:
-        case ast.AugAssign(value=node) | ast.Call(args=[node], keywords=[]):
-            pass
-        case ast.Assign(targets=[target], value=ast.BinOp(left=left, right=right)):
-            node = right if ast.unparse(left) == ast.unparse(target) else left
-        case _:
-            return ()
-    return append_method(event.file, node, ".detach()")
-
-
-def _added(event: Event) -> Value | None:
-    """Return what an event adds to a value that outlives the batch."""
-    if event.kind == "augment" and not is_without_grad(event):
-        return event.value
-    if event.kind == "store" and not is_without_grad(event) and isinstance(event.node, ast.Assign):
-        return _added_by_assignment(event, event.node)
-    call = event.call
-    if call is not None and call.path == ".append" and isinstance(call.receiver, Collection):
-        return call.argument(0, "")
+def _find_added(event: Event) -> tuple[Value, ast.expr] | None:
+    """Return what an event adds to a value that outlives the batch, and its expression."""
+    match event.node, event.value:
+        case ast.Call(args=[node]), Call(path=".append", receiver=Collection(), args=(added,)):
+            return added, node
+        case ((ast.Assign() | ast.AugAssign()), _) if is_without_grad(event):
+            return None
+        case ast.AugAssign(value=node), added:
+            return added, node
+        case ast.Assign(value=ast.BinOp() as sum_), Operation(operator="+", operands=(a, b)):
+            left, right = ast.unparse(sum_.left), ast.unparse(sum_.right)
+            target = "" if event.target is None else ast.unparse(event.target)
+            if left != right and target in (left, right):
+                return (b, sum_.right) if target == left else (a, sum_.left)
     return None
-
-
-def _added_by_assignment(event: Event, statement: ast.Assign) -> Value | None:
-    """Return `loss` for `total = total + loss`."""
-    value, target = event.value, event.target
-    if not isinstance(value, Operation) or value.operator != "+" or target is None:
-        return None
-    if not isinstance(statement.value, ast.BinOp) or len(value.operands) != 2:
-        return None
-    sides = (statement.value.left, statement.value.right)
-    own = [ast.unparse(side) == ast.unparse(target) for side in sides]
-    return value.operands[own.index(False)] if own.count(True) == 1 else None
 
 
 def _is_reset(trace: Trace, event: Event) -> bool:
@@ -140,10 +121,9 @@ def _is_reset(trace: Trace, event: Event) -> bool:
     others = [e for e in trace.events if e.loop is event.loop and e is not event]
     stores = [other for other in others if other.kind == "store"]
     if event.call is not None:
-        kept = event.call.receiver
-        calls = [other.call for other in others if other.call is not None]
-        is_cleared = any(call.path == ".clear" and call.receiver is kept for call in calls)
-        return is_cleared or any(store.value is kept for store in stores)
+        cleared = [o.call.receiver for o in others if o.call is not None and o.call.name == "clear"]
+        made = [store.value for store in stores]
+        return any(value is event.call.receiver for value in (*cleared, *made))
     return event.target is not None and any(
         store.target is not None
         and ast.unparse(store.target) == ast.unparse(event.target)
@@ -197,12 +177,9 @@ class GraphKeptByAccumulatorWatcher(Watcher):
         self._checked += 1
         if self._checked % _EVERY == 0:
             self._count(run)
-        tokens = []
+        tokens: list[weakref.ref[Token]] = []
         node: Any = losses[0].grad_fn if losses else None
-        for _ in range(_DEPTH):
-            token = attach_token(node, "SS701")
-            if token is None:
-                break
+        while len(tokens) < _DEPTH and (token := attach_token(node, "SS701")) is not None:
             tokens.append(token)
             node = node.next_functions[0][0]
         if tokens:
