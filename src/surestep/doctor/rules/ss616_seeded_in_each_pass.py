@@ -62,6 +62,7 @@ from surestep.doctor.source.training import (
     is_optimizer,
     is_same,
     strip,
+    strip_iterators,
 )
 from surestep.doctor.source.values import Call, Constant
 
@@ -117,9 +118,7 @@ def _repeats(loop: SourceLoop) -> bool:
         return False
     if isinstance(loop.node, ast.While):
         return True
-    iterated = strip(loop.iterated)
-    while isinstance(iterated, Call) and iterated.name in ("enumerate", "tqdm") and iterated.args:
-        iterated = strip(iterated.args[0])
+    iterated = strip_iterators(loop.iterated)
     if not isinstance(iterated, Call) or iterated.name not in ("range", "trange", "DataLoader"):
         return False
     match iterated.args:

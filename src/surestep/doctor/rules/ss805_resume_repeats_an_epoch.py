@@ -87,7 +87,7 @@ from surestep.doctor.problem import Problem, at_node
 from surestep.doctor.runtime.resumes import ResumeWatcher, SavedNumbers, Training
 from surestep.doctor.source.checkpoints import Save, entry_of, find_saves
 from surestep.doctor.source.trace import Program, SourceLoop, Trace
-from surestep.doctor.source.training import find_actions, options_of
+from surestep.doctor.source.training import find_actions, options_of, strip_iterators
 from surestep.doctor.source.values import Call, Constant, Element, Operation, Value
 from surestep.doctor.watcher import Script
 
@@ -136,9 +136,7 @@ def _find_starts(trace: Trace) -> dict[str, set[int]]:
 
 def _find_range(loop: SourceLoop | None) -> Call | None:
     """Return the range that a loop iterates over, perhaps in a progress bar."""
-    iterated = None if loop is None else loop.iterated
-    while isinstance(iterated, Call) and iterated.name in ("tqdm", "track", "iter"):
-        iterated = iterated.argument(0, "iterable")
+    iterated = None if loop is None else strip_iterators(loop.iterated)
     is_range = isinstance(iterated, Call) and iterated.name in ("range", "trange")
     return iterated if is_range and isinstance(iterated, Call) else None
 

@@ -5,15 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from surestep.doctor.source.trace import SourceLoop
-from surestep.doctor.source.training import Action, is_made_by, is_same, options_of
-from surestep.doctor.source.values import (
-    Call,
-    Collection,
-    Constant,
-    Operation,
-    Value,
-    walk,
-)
+from surestep.doctor.source.training import Action, is_made_by, is_same, options_of, strip_iterators
+from surestep.doctor.source.values import Call, Collection, Constant, Operation, Value, walk
 
 TORCH = "torch.optim.lr_scheduler."
 _PLATEAU = f"{TORCH}ReduceLROnPlateau"
@@ -21,7 +14,6 @@ _LENGTHS = (
     *("total_steps", "steps_per_epoch", "T_max", "total_iters", "num_training_steps", "T_0"),
     "milestones",
 )
-_TRANSPARENT = frozenset(("enumerate", "tqdm", "iter", "track", "list"))
 
 
 def is_schedule_of_torch(value: Value | None) -> bool:
@@ -84,25 +76,17 @@ def steps_in(made: Call) -> list[Value]:
 
 def iterates_over(loop: SourceLoop, value: Value) -> bool:
     """Return whether a loop takes all of a value: `for batch in tqdm(enumerate(loader))`."""
-    iterated = loop.iterated
-    while isinstance(iterated, Call) and iterated.name in _TRANSPARENT and iterated.args:
-        iterated = iterated.args[0]
-    return is_same(iterated, value)
+    return is_same(strip_iterators(loop.iterated), value)
 
 
 def is_over_batches(loop: SourceLoop) -> bool:
     """Return whether a loop certainly takes the batches of a DataLoader."""
-    iterated = loop.iterated
-    while isinstance(iterated, Call) and iterated.name in _TRANSPARENT and iterated.args:
-        iterated = iterated.args[0]
-    return is_made_by(iterated, "torch.utils.data.DataLoader")
+    return is_made_by(strip_iterators(loop.iterated), "torch.utils.data.DataLoader")
 
 
 def epochs_of(loop: SourceLoop) -> Value | None:
     """Return N of a loop over `range(N)` or `range(1, N + 1)`."""
-    iterated = loop.iterated
-    while isinstance(iterated, Call) and iterated.name in _TRANSPARENT and iterated.args:
-        iterated = iterated.args[0]
+    iterated = strip_iterators(loop.iterated)
     if not isinstance(iterated, Call) or iterated.name not in ("range", "trange"):
         return None
     if len(iterated.args) == 1:

@@ -37,6 +37,7 @@ _SCALER_NAME = re.compile(r"(^|_)(grad_?)?scaler(_|\d|$)", re.IGNORECASE)
 _SCHEDULER_CALLS = re.compile(r"^(get_\w*(schedule|scheduler)\w*|\w+Schedule|create_scheduler\w*)$")
 _MODEL_CALLS = ("from_pretrained", "from_config", "create_model", "load_from_checkpoint")
 _BUILTINS = ("float", "compile")
+_ITERATORS = frozenset(("enumerate", "tqdm", "iter", "track", "list", "tuple"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +119,16 @@ def strip(value: Value | None) -> Value | None:
         inner = value.argument(0, "") if is_of_coordinator else value.receiver
         if inner is None:
             return value
+        value = inner
+    return value
+
+
+def strip_iterators(value: Value | None) -> Value | None:
+    """Return what a loop iterates over: `loader` for `enumerate(tqdm(loader))`."""
+    while isinstance(value := strip(value), Call) and value.name in _ITERATORS:
+        inner = value.argument(0, "iterable")
+        if inner is None:
+            break
         value = inner
     return value
 
