@@ -53,8 +53,8 @@ from typing import TYPE_CHECKING
 from surestep.doctor.problem import Problem, at_event, at_node
 from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.source.nodes import find_names
-from surestep.doctor.source.trace import Event, Program, SourceLoop, Trace
-from surestep.doctor.source.training import describe, is_made_by, options_of
+from surestep.doctor.source.trace import Event, Program, Trace
+from surestep.doctor.source.training import describe, is_made_by, options_of, strip_iterators
 from surestep.doctor.source.values import (
     Attribute,
     Call,
@@ -80,10 +80,6 @@ _STRONGEST = 0.3  # factor from layer to layer: smaller ones are learning rates 
 _TOLERANCE = 1e-3  # of the factors
 _DECAY_NAME = re.compile(r"decay|llrd", re.IGNORECASE)
 _LAYERS_NAME = re.compile(r"^(layers?|blocks?|stages|h)$")
-_MODULES_IN_ORDER = (".children", ".named_children")
-_ADD = ".add_param_group"
-_PARAMETERS = (".parameters", ".named_parameters")
-_KEEPS_ORDER = ("list", "tuple", "enumerate", "tqdm")
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -97,34 +93,32 @@ def check(program: Program) -> Iterator[Problem]:
             yield from _check_product(event)
 
 
-def _find_groups(trace: Trace) -> Iterator[Collection]:
-    """Yield the groups that an optimizer gets, or that a function returns."""
-    groups: dict[int, Collection] = {}
+def _find_groups(trace: Trace) -> list[Collection]:
+    """Return the groups that an optimizer gets, or that a function returns."""
+    groups: dict[Collection, None] = {}
     for event in trace.events:
         call = event.call
         given = event.value if event.kind == "return" else None
-        if call is not None and (call.path == _ADD or is_made_by(call, "torch.optim.")):
+        if call is not None and call.path.startswith((".add_param_group", "torch.optim.")):
             given = call.argument(0, "")
         for option in options_of(given):
-            parts = [option, *option.inputs] if isinstance(option, Collection) else []
-            dicts = [part for part in parts if isinstance(part, Collection) and part.type == "dict"]
-            groups.update((id(part), part) for part in dicts)
-    yield from groups.values()
+            parts = (option, *option.inputs) if isinstance(option, Collection) else ()
+            groups.update({part: None for part in parts if isinstance(part, Collection)})
+    return list(groups)
 
 
 def _check_power(trace: Trace, group: Collection) -> Iterator[Problem]:
     rate, parameters = group.entries.get("lr"), group.entries.get("params")
     if rate is None or parameters is None or group.file is None or group.node is None:
         return
-    for power in _factors_of(rate):
-        if not isinstance(power, Operation) or power.operator != "**":
-            continue
-        base, index = power.operands
-        iterated = _iterated_by(trace, index)
-        if iterated is not None and _is_below_one(base) and _uses(parameters, iterated, index):
-            text = _describe_order(iterated)
-            if text:
-                yield at_node(power.node or group.node, group.file, f"`{describe(rate)}`: {text}.")
+    for factor in _factors_of(rate):
+        match factor:
+            case Operation(operator="**", operands=(base, index)) if _is_below_one(base):
+                iterated = _iterated_by(trace, index)
+                has_indexed = any(part in (iterated, index) for part in walk(parameters))
+                if has_indexed and (text := _describe_order(iterated)):
+                    node = factor.node or group.node
+                    yield at_node(node, group.file, f"`{describe(rate)}`: {text}.")
 
 
 def _factors_of(value: Value) -> Iterator[Value]:
@@ -155,56 +149,45 @@ def _iterated_by(trace: Trace, index: Value) -> Value | None:
     return None
 
 
-def _uses(parameters: Value, iterated: Value, index: Value) -> bool:
-    """Return whether a group holds what the index refers to."""
-    return any(part is iterated or part is index for part in walk(parameters))
-
-
-def _describe_order(iterated: Value) -> str:
+def _describe_order(iterated: Value | None) -> str:
     """Return what is wrong if the first layers come first; "" if that is not certain."""
-    while isinstance(iterated, Call) and iterated.path in _KEEPS_ORDER and iterated.args:
-        iterated = iterated.args[0]
-    if isinstance(iterated, Call) and iterated.path in _PARAMETERS:
-        return "the index counts parameters, not layers, and the first get the largest rate"
-    is_in_order = (
-        (isinstance(iterated, Call) and iterated.path in _MODULES_IN_ORDER)
-        or is_made_by(iterated, "torch.nn.ModuleList", "torch.nn.Sequential")
-        or (isinstance(iterated, Attribute) and bool(_LAYERS_NAME.match(iterated.name)))
-    )
+    match layers := strip_iterators(iterated):
+        case Call(path=".parameters" | ".named_parameters"):
+            return "the index counts parameters, not layers, and the first get the largest rate"
+        case Call(path=".children" | ".named_children"):
+            is_in_order = True
+        case Attribute(name=name):
+            is_in_order = bool(_LAYERS_NAME.match(name))
+        case _:
+            is_in_order = is_made_by(layers, "torch.nn.ModuleList", "torch.nn.Sequential")
     return "the first layers get the largest learning rate" if is_in_order else ""
 
 
 def _check_product(event: Event) -> Iterator[Problem]:
     """Find `lr *= decay` in a loop over layers that gives each group `lr`."""
     loop = event.loop
-    if event.kind != "augment" or loop is None or loop.iterated is None:
-        return
-    text = _describe_order(loop.iterated) if _is_below_one(event.value) else ""
-    match event.node:
-        case ast.AugAssign(op=ast.Mult(), target=ast.Name(id=name)) if text and _gives(loop, name):
-            yield at_event(event, f"`{ast.unparse(event.node)}`: {text}.")
+    match event.node, loop and loop.node:
+        case ast.AugAssign(op=ast.Mult(), target=ast.Name(id=name)), ast.For() as node if loop:
+            text = _describe_order(loop.iterated) if _is_below_one(event.value) else ""
+            if text and _gives(node, name):
+                yield at_event(event, f"`{ast.unparse(event.node)}`: {text}.")
 
 
-def _gives(loop: SourceLoop, name: str) -> bool:
+def _gives(loop: ast.For, name: str) -> bool:
     """Return whether each pass of a loop makes a group of its layer with a named learning rate."""
-    if not isinstance(loop.node, ast.For):
-        return False
-    targets = find_names(loop.node.target)
-    nodes = list(ast.walk(loop.node))
+    targets, is_given = find_names(loop.target), False
+    nodes = list(ast.walk(loop))
     changed = [node.target for node in nodes if isinstance(node, ast.AugAssign)]
     for node in nodes:
         match node:
             case ast.Name(id=stored, ctx=ast.Store()) if stored == name and node not in changed:
                 return False  # it begins again in each pass
-    for node in nodes:
-        if isinstance(node, ast.Dict):
-            pairs = zip(node.keys, node.values, strict=True)
-            entries = {key.value: value for key, value in pairs if isinstance(key, ast.Constant)}
-            rate, parameters = entries.get("lr"), entries.get("params")
-            is_named = isinstance(rate, ast.Name) and rate.id == name
-            if is_named and parameters is not None and find_names(parameters) & targets:
-                return True
-    return False
+            case ast.Dict():
+                pairs = zip(node.keys, node.values, strict=True)
+                match {key.value: value for key, value in pairs if isinstance(key, ast.Constant)}:
+                    case {"lr": ast.Name(id=rate), "params": parameters} if rate == name:
+                        is_given |= bool(find_names(parameters) & targets)
+    return is_given
 
 
 class LayerwiseDecayWrongWayWatcher(Watcher):
@@ -250,8 +233,5 @@ def _list_rates(model: nn.Module, optimizer: Optimizer) -> list[float]:
 
 def _is_decay(rates: list[float]) -> bool:
     """Return whether each rate is the one before, times the same factor below 1."""
-    if min(rates) <= 0:
-        return False
-    factors = [later / earlier for earlier, later in pairwise(rates)]
-    is_even = max(factors) - min(factors) < _TOLERANCE
-    return is_even and _STRONGEST < factors[0] < 1
+    factors = [later / earlier for earlier, later in pairwise(rates)] if min(rates) > 0 else [0.0]
+    return max(factors) - min(factors) < _TOLERANCE and _STRONGEST < factors[0] < 1
