@@ -54,14 +54,13 @@ Right:
 from __future__ import annotations
 
 import ast
-import random
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from surestep.base.user_code import is_user_file
 from surestep.doctor.problem import Problem, at_event
-from surestep.doctor.runtime.workers import Shares, Workers
+from surestep.doctor.runtime.workers import Shares, WorkersWatcher
 from surestep.doctor.source.loaders import (
     Loader,
     find_loaders,
@@ -71,26 +70,23 @@ from surestep.doctor.source.loaders import (
 )
 from surestep.doctor.source.nodes import find_names
 from surestep.doctor.source.trace import Program, Trace
-from surestep.doctor.source.training import options_of
-from surestep.doctor.source.values import Call, Constant, Function, Instance, Value, walk
-from surestep.doctor.watcher import Script, Watcher
+from surestep.doctor.source.training import is_made_by, options_of
+from surestep.doctor.source.values import Call, Function, Instance, Value
+from surestep.doctor.watcher import Script
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 SEVERITY = "warning"
 FIX = "Draw from the global generators, or seed a generator with torch.initial_seed() per worker."
-_GENERATORS = (
-    "numpy.random.default_rng",
-    "numpy.random.RandomState",
-    "random.Random",
-    "torch.Generator",
+_GENERATORS = tuple(
+    "numpy.random.default_rng numpy.random.RandomState random.Random torch.Generator".split()
 )
 _SEEDS = {"np.random.seed": r"np\.random\.", "random.seed": r"(?<!np\.)\brandom\.(?!seed)"}
 _FRESH = re.compile(r"initial_seed|get_worker_info|get_state|epoch|time|urandom|base_seed|entropy")
 _CHANGES = re.compile(r"get_worker_info|dataset|rng|generator|data\b")
 _SEEDERS = frozenset("get_worker_info initial_seed seed manual_seed default_rng".split())
-_RANDOM = (("numpy", "Generator"), ("numpy", "RandomState"), ("torch", "Generator"))
+_RANDOM = frozenset("numpy.Generator numpy.RandomState random.Random torch.Generator".split())
 _DEPTH = 3  # of datasets and transforms within a dataset
 
 
@@ -101,9 +97,8 @@ def check(program: Program) -> Iterator[Problem]:
             dataset = loader.dataset
             if dataset is None or loader.workers < 1:
                 continue
-            is_set = loader.is_set("worker_init_fn")
-            message = _explain_seed(loader, dataset, trace) if is_set else ""
-            if not message and not (is_set and _may_change_dataset(loader)):
+            message = _explain_seed(loader, dataset, trace)
+            if not message and not _may_change_dataset(loader):
                 message = _explain_copy(loader, dataset)
             if message:
                 yield at_event(loader.event, message, workers=loader.workers)
@@ -112,9 +107,9 @@ def check(program: Program) -> Iterator[Problem]:
 def _may_change_dataset(loader: Loader) -> bool:
     """Return whether a `worker_init_fn` may give the dataset of its worker another generator."""
     function = loader.option("worker_init_fn")
-    if not isinstance(function, Function):
-        return True
-    return bool(_CHANGES.search(ast.unparse(function.definition)))
+    if isinstance(function, Function):
+        return bool(_CHANGES.search(ast.unparse(function.definition)))
+    return loader.is_set("worker_init_fn")
 
 
 def _explain_copy(loader: Loader, dataset: Instance) -> str:
@@ -135,13 +130,11 @@ def _explain_copy(loader: Loader, dataset: Instance) -> str:
 
 
 def _is_generator(value: Value | None) -> bool:
-    options = options_of(value)
-    return bool(options) and all(
-        isinstance(option, Call)
-        and (option.path in _GENERATORS or option.name == "manual_seed")
-        and any(isinstance(entry, Call) and entry.path in _GENERATORS for entry in walk(option))
-        for option in options
-    )
+    made = [
+        option.receiver if isinstance(option, Call) and option.name == "manual_seed" else option
+        for option in options_of(value)
+    ]
+    return bool(made) and all(is_made_by(option, *_GENERATORS) for option in made)
 
 
 def _explain_seed(loader: Loader, dataset: Instance, trace: Trace) -> str:
@@ -185,27 +178,23 @@ def _write_out(seed: ast.expr, function: Function) -> str:
 
 def _repeats(loader: Loader, trace: Trace) -> bool:
     """Return whether the workers are started again for each of several epochs."""
-    persistent = loader.option("persistent_workers")
-    starts_again = persistent is None or (isinstance(persistent, Constant) and not persistent.value)
-    return starts_again and any(len(nest) > 1 for nest in find_training_loops(trace, loader))
+    is_started_once = loader.is_set("persistent_workers")
+    return not is_started_once and any(len(n) > 1 for n in find_training_loops(trace, loader))
 
 
-class WorkersShareRandomnessWatcher(Watcher):
+class WorkersShareRandomnessWatcher(WorkersWatcher):
     """Find generators that workers copy, and compare the first batches of the workers."""
 
     def __init__(self) -> None:
-        self._workers = Workers(is_iterable=False)
+        super().__init__()
         self._copied: dict[tuple[str, str], Shares] = {}
 
     def on_loader(self, run: Script, loader: DataLoader[Any]) -> None:
-        self._workers.begin(run, loader)
+        super().on_loader(run, loader)
         if loader.num_workers > 1 and not _may_reseed(loader) and not self._copied:
             for owner, name in _find_generators(loader.dataset):
                 shares = Shares(run.locate(), run.step + 1, loader.num_workers)
                 self._copied.setdefault((owner, name), shares)
-
-    def on_batch(self, run: Script, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
-        self._workers.add(loader, batch)
 
     def observe(self, run: Script) -> Iterator[Problem]:
         for (owner, name), shares in self._copied.items():
@@ -214,13 +203,8 @@ class WorkersShareRandomnessWatcher(Watcher):
                 "so all of them drew the same numbers.",
                 {"workers": shares.workers},
             )
-        for shares in self._workers.passes if not self._copied else ():
-            if shares.repeated:
-                yield shares.report(
-                    f"The {shares.workers} workers gave the same batches: {shares.repeated} of the "
-                    f"first {len(shares.digests)} batches were different.",
-                    {"workers": shares.workers, "different": shares.repeated},
-                )
+        if not self._copied:
+            yield from super().observe(run)
 
 
 def _may_reseed(loader: DataLoader[Any]) -> bool:
@@ -237,9 +221,8 @@ def _find_generators(dataset: Any, depth: int = 0) -> Iterator[tuple[str, str]]:
     attributes = getattr(dataset, "__dict__", {})
     inner = [value for value in attributes.values() if hasattr(value, "__dict__")]
     inner += [entry for value in attributes.values() if type(value) is list for entry in value[:20]]
-    if depth < _DEPTH:
-        for value in inner:
-            yield from _find_generators(value, depth + 1)
+    for value in inner if depth < _DEPTH else ():
+        yield from _find_generators(value, depth + 1)
     names = _names_in_methods(type(dataset))
     if names & _SEEDERS:
         return
@@ -250,14 +233,11 @@ def _find_generators(dataset: Any, depth: int = 0) -> Iterator[tuple[str, str]]:
 
 def _names_in_methods(cls: type) -> set[str]:
     """Return the names that the methods of a class of the user read, without its constructor."""
-    codes = [
-        method.__code__
-        for name, method in vars(cls).items()
-        if name != "__init__" and hasattr(method, "__code__")
-    ]
+    methods = [method for name, method in vars(cls).items() if name != "__init__"]
+    codes = [method.__code__ for method in methods if hasattr(method, "__code__")]
     return {name for code in codes if is_user_file(code.co_filename) for name in code.co_names}
 
 
 def _is_random(value: Any) -> bool:
-    described = type(value).__module__.partition(".")[0], type(value).__name__
-    return described in _RANDOM or type(value) is random.Random
+    library = type(value).__module__.partition(".")[0]
+    return f"{library}.{type(value).__name__}" in _RANDOM

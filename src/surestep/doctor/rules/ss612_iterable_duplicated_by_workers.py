@@ -54,17 +54,12 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Problem, at_event
-from surestep.doctor.runtime.workers import Workers
+from surestep.doctor.runtime.workers import WorkersWatcher
 from surestep.doctor.source.loaders import find_loaders, method_of, source_of
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.values import Call, Collection, Constant, Instance
-from surestep.doctor.watcher import Script, Watcher
-
-if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
 
 SEVERITY = "error"
 FIX = "Let __iter__ yield only the part of torch.utils.data.get_worker_info().id, or num_workers=0."
@@ -136,23 +131,7 @@ def _is_open(node: ast.expr) -> bool:
     return isinstance(node, ast.Call) and getattr(node.func, "id", "") == "open"
 
 
-class IterableDuplicatedByWorkersWatcher(Watcher):
+class IterableDuplicatedByWorkersWatcher(WorkersWatcher):
     """Compare the first batches of the workers."""
 
-    def __init__(self) -> None:
-        self._workers = Workers(is_iterable=True)
-
-    def on_loader(self, run: Script, loader: DataLoader[Any]) -> None:
-        self._workers.begin(run, loader)
-
-    def on_batch(self, run: Script, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
-        self._workers.add(loader, batch)
-
-    def observe(self, run: Script) -> Iterator[Problem]:
-        for shares in self._workers.passes:
-            if shares.repeated:
-                yield shares.report(
-                    f"The {shares.workers} workers gave the same batches: {shares.repeated} of the "
-                    f"first {len(shares.digests)} batches were different.",
-                    {"workers": shares.workers, "different": shares.repeated},
-                )
+    IS_ITERABLE = True

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from surestep.doctor.problem import Location
+from surestep.doctor.problem import Location, Problem
 from surestep.doctor.runtime.batches import digest_batch, digest_parts
 from surestep.doctor.runtime.tally import Occurrence
-from surestep.doctor.watcher import Script
+from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -53,38 +54,43 @@ class Shares(Occurrence):
         return len(same) if is_repeated else 0
 
 
-class Workers:
-    """The batches of DataLoaders that have several workers.
-
-    Args:
-        is_iterable: whether their datasets are iterable.
+class WorkersWatcher(Watcher):
+    """Compare the first batches of the workers of DataLoaders that have several.
 
     Attributes:
-        passes: the first of each loader.
+        IS_ITERABLE: whether their datasets are iterable.
     """
 
-    def __init__(self, is_iterable: bool) -> None:
-        self.passes: list[Shares] = []
-        self._is_iterable = is_iterable
-        self._shares: WeakKeyDictionary[DataLoader[Any], Shares] = WeakKeyDictionary()
+    IS_ITERABLE = False
 
-    def begin(self, run: Script, loader: DataLoader[Any]) -> None:
-        """Begin a pass: call it in `on_loader`."""
+    def __init__(self) -> None:
+        self._shares: WeakKeyDictionary[DataLoader[Any], Shares] = WeakKeyDictionary()
+        self._passes: list[Shares] = []  # the first of each loader
+
+    def on_loader(self, run: Script, loader: DataLoader[Any]) -> None:
         from torch.utils.data import IterableDataset
 
         is_iterable = isinstance(loader.dataset, IterableDataset)
-        is_known = loader in self._shares or len(self.passes) >= _MOST_PASSES
-        if not is_known and is_iterable == self._is_iterable and loader.num_workers > 1:
+        is_known = loader in self._shares or len(self._passes) >= _MOST_PASSES
+        if not is_known and is_iterable == self.IS_ITERABLE and loader.num_workers > 1:
             shares = Shares(run.locate(), run.step + 1, loader.num_workers)
             self._shares[loader] = shares
-            self.passes.append(shares)
+            self._passes.append(shares)
 
-    def add(self, loader: DataLoader[Any], batch: Any) -> None:
-        """Compare a batch: call it in `on_batch`."""
+    def on_batch(self, run: Script, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
         shares = self._shares.get(loader)
         if shares is None or shares.workers > _MOST_WORKERS:
             return
         if len(shares.digests) < _ROUNDS * shares.workers:
             # Random noise may differ in samples that are the same.
-            parts = digest_parts(batch) if self._is_iterable else [digest_batch(batch)]
+            parts = digest_parts(batch) if self.IS_ITERABLE else [digest_batch(batch)]
             shares.digests.append(parts)
+
+    def observe(self, run: Script) -> Iterator[Problem]:
+        for shares in self._passes:
+            if shares.repeated:
+                yield shares.report(
+                    f"The {shares.workers} workers gave the same batches: {shares.repeated} of the "
+                    f"first {len(shares.digests)} batches were different.",
+                    {"workers": shares.workers, "different": shares.repeated},
+                )
