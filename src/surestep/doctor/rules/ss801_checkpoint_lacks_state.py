@@ -56,27 +56,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from surestep.doctor.problem import NOWHERE, Problem, at_event
-from surestep.doctor.runtime.resumes import (
-    Parameters,
-    ResumeWatcher,
-    Training,
-    list_first,
-    read_options,
-    trains,
-)
+from surestep.doctor.problem import NOWHERE, Location, Problem, at_event
+from surestep.doctor.runtime.resumes import Parameters, ResumeWatcher, Training, list_first, trains
+from surestep.doctor.runtime.tally import Occurrence
 from surestep.doctor.source.checkpoints import EPOCH_KEY, entry_of, find_restores, is_restored_from
-from surestep.doctor.source.trace import Program, SourceLoop, Trace
+from surestep.doctor.source.steps import is_enabled
+from surestep.doctor.source.trace import Program, Trace
 from surestep.doctor.source.training import (
     describe,
     find_actions,
-    is_made_by,
     is_model,
     is_optimizer,
-    is_scaler,
     is_scheduler,
     options_of,
 )
@@ -98,100 +92,86 @@ def check(program: Program) -> Iterator[Problem]:
     for trace in program.traces:
         restores = find_restores(trace)
         for event, model, state in restores:
-            load = _find_resume(trace, state)
-            if load is None or not is_model(model):
+            if not is_model(model) or not _is_resumed(trace, state):
                 continue
-            for kind, value in _find_stateful(trace).items():
-                restored = [receiver for _, receiver, _ in restores if _overlaps(receiver, kind)]
-                if not restored and not _is_given_away(trace, kind):
+            for value, kind in _find_stateful(trace).items():
+                is_restored = any(_overlaps(receiver, value) for _, receiver, _ in restores)
+                is_restored |= any(_may_restore(call, value) for _, call in trace.calls)
+                if not is_restored:
                     yield at_event(
                         event,
-                        f"The run resumes with a new {value}: nothing restores the state of "
-                        f"`{describe(kind)}`.",
+                        f"The run resumes with a new {kind}: nothing restores the state of "
+                        f"`{describe(value)}`.",
                     )
             break
 
 
-def _find_resume(trace: Trace, state: Value) -> Call | None:
-    """Return the `torch.load` of a state if a loop starts at an epoch that was saved with it."""
-    loops: set[SourceLoop] = {loop for event in trace.events for loop in event.loops}
-    numbers = [part for loop in loops if loop.iterated for part in _start_of(loop.iterated)]
-    for number in numbers:
-        load, name = entry_of(number) or (None, None)
-        if load is not None and EPOCH_KEY.search(name or "") and is_restored_from(state, load):
-            return load
-    return None
-
-
-def _start_of(iterated: Value) -> Iterator[Value]:
-    for part in walk(iterated):
-        if isinstance(part, Call) and part.name in ("range", "trange") and len(part.args) > 1:
-            yield from walk(part.args[0])
+def _is_resumed(trace: Trace, state: Value) -> bool:
+    """Return whether a loop starts at an epoch that was saved with a state."""
+    loops = {loop for event in trace.events for loop in event.loops}
+    for value in (part for loop in loops if loop.iterated for part in walk(loop.iterated)):
+        if isinstance(value, Call) and value.name in ("range", "trange") and len(value.args) > 1:
+            for load, name in filter(None, map(entry_of, walk(value.args[0]))):
+                if EPOCH_KEY.search(name or "") and is_restored_from(state, load):
+                    return True
+    return False
 
 
 def _find_stateful(trace: Trace) -> dict[Value, str]:
     """Return the optimizers and scalers that step, with what they are."""
     stateful: dict[Value, str] = {}
     for action in find_actions(trace):
-        if not action.is_step:
-            continue
-        call = action.event.call
-        scaler = call.receiver if action.kind == "scaler_step" and call is not None else None
-        if isinstance(scaler, Call) and is_scaler(scaler) and _is_plain(scaler):
-            stateful[scaler] = "GradScaler"
-        options = options_of(action.target)
-        if len(options) == 1 and _has_state(options[0]):
-            stateful[options[0]] = "optimizer"
+        match action.kind, action.event.call:
+            case "scaler_step", Call(receiver=Call() as scaler) if _is_plain(scaler):
+                stateful[scaler] = "GradScaler"
+        match options_of(action.target):
+            case (Call() as optimizer,) if action.is_step and _has_state(optimizer):
+                stateful[optimizer] = "optimizer"
     return stateful
 
 
 def _is_plain(scaler: Call) -> bool:
     """Return whether a scaler is enabled in some runs, with the default scale."""
-    enabled = scaler.keywords.get("enabled")
-    is_off = isinstance(enabled, Constant) and not enabled.value
-    return scaler.keywords.keys() <= {"device", "enabled"} and not is_off
+    return scaler.keywords.keys() <= {"device", "enabled"} and is_enabled(scaler)
 
 
-def _has_state(optimizer: Value) -> bool:
-    if not is_made_by(optimizer, "torch.optim.") or not isinstance(optimizer, Call):
-        return False
+def _has_state(optimizer: Call) -> bool:
     momentum = optimizer.argument(2, "momentum")
     has_momentum = isinstance(momentum, Constant) and bool(momentum.value)
-    return has_momentum or optimizer.name != "SGD"
+    is_plain = optimizer.name == "SGD" and not has_momentum
+    return optimizer.path.startswith("torch.optim.") and not is_plain
 
 
 def _overlaps(receiver: Value, value: Value) -> bool:
     return any(option is value or not isinstance(option, Call) for option in options_of(receiver))
 
 
-def _is_given_away(trace: Trace, value: Value) -> bool:
-    """Return whether a function that is not followed gets the object, and may restore it."""
-    return any(_gets(call, value) for _, call in trace.calls)
-
-
-def _gets(call: Call, value: Value) -> bool:
+def _may_restore(call: Call, value: Value) -> bool:
+    """Return whether a function that is not followed gets an object, and may restore it."""
     if call.name in _HARMLESS or is_scheduler(call) or is_optimizer(call):
         return False
     # A call that saves the state of an object cannot restore it; some write into a state.
-    may_restore = _MAY_RESTORE.search(call.name)
-    stop_at = None if may_restore else lambda part: getattr(part, "path", "") == ".state_dict"
+    writes = _MAY_RESTORE.search(call.name)
+    stop_at = None if writes else lambda part: getattr(part, "path", "") == ".state_dict"
     return any(part is value for entry in call.arguments for part in walk(entry, stop_at=stop_at))
 
 
 @dataclass(eq=False)
-class _Fresh:
+class _Fresh(Occurrence):
     """An optimizer or a scaler that began without its state in a resumed training.
 
     Attributes:
+        location: where the checkpoint was loaded.
+        since_step: of the training.
         name: "Adam".
         training: the resumed one.
-        is_known: whether one like it was trained with before in this process.
         is_kept: whether it was used after the first save, so that it has its state for longer.
     """
 
+    location: Location
+    since_step: int
     name: str
     training: Training
-    is_known: bool
     is_kept: bool = False
 
 
@@ -214,18 +194,16 @@ class CheckpointLacksStateWatcher(ResumeWatcher):
             self._restored.add(owner)
         elif hasattr(owner, "unscale_"):
             self._scalers[owner] = -1
-        else:
-            return
         if (fresh := self._of.pop(owner, None)) is not None:
             self._fresh.remove(fresh)
 
     def on_optimizer(self, run: Script, optimizer: Optimizer) -> None:
         super().on_optimizer(run, optimizer)
+        earlier = self.training.before.optimizers if self.training.before else []
+        is_alike = self.identify(optimizer) in earlier or not self.training.is_of_this_run
         is_restored = bool(optimizer.state) or self._restored.has_any(list_first(optimizer))
-        if self._has_just_resumed(optimizer) and not is_restored:
-            before = self.training.before
-            made = self._made.get(optimizer, NOWHERE), read_options(optimizer)
-            self._add(optimizer, is_known=before is not None and made in before.optimizers)
+        if is_alike and not is_restored and self._has_just_resumed(optimizer):
+            self._add(optimizer)
 
     def _has_just_resumed(self, optimizer: Optimizer) -> bool:
         """Return whether this is the first epoch after a resume, with the model of an optimizer."""
@@ -233,8 +211,10 @@ class CheckpointLacksStateWatcher(ResumeWatcher):
         is_first = not training.series and training.finished == 0
         return training.loaded is not None and is_first and trains(optimizer, training.loaded)
 
-    def _add(self, owner: Any, *, is_known: bool) -> None:
-        fresh = _Fresh(type(owner).__name__, self.training, is_known)
+    def _add(self, owner: Any) -> None:
+        training = self.training
+        location = NOWHERE if training.loaded is None else training.loaded.location
+        fresh = _Fresh(location, training.step + 1, type(owner).__name__, training)
         self._of[owner] = fresh
         self._fresh.append(fresh)
 
@@ -255,26 +235,20 @@ class CheckpointLacksStateWatcher(ResumeWatcher):
         fresh = self._of.get(scaler)
         if fresh is not None:
             fresh.is_kept |= bool(fresh.training.series)
+        elif any(map(_SCALE.search, map(str, loaded.names))):
+            return  # an entry may restore it
         elif self._has_just_resumed(optimizer) and private.has_first_scale(scaler):
-            if any(_SCALE.search(str(name)) for name in loaded.names):
-                return  # of an entry that may restore it
-            self._add(scaler, is_known=True)
+            self._add(scaler)
 
     def observe(self, run: Script) -> Iterator[Problem]:
         for fresh in self._fresh:
-            training = fresh.training
-            if not fresh.is_kept or training.loaded is None:
-                continue
-            is_alike = fresh.is_known or not training.is_of_this_run
-            for series, number, _ in training.find_continued() if is_alike else ():
-                yield Problem(
+            continued = fresh.training.find_continued() if fresh.is_kept else ()
+            for series, number, _ in islice(continued, 1):
+                yield fresh.report(
                     f'The run continues from "{series.name}" {number} of a checkpoint with a new '
                     f"{fresh.name}, whose state is not restored.",
                     {"name": series.name, "number": number, "new": fresh.name},
-                    location=training.loaded.location,
-                    since_step=training.step + 1,
                 )
-                break
 
 
 def _keeps_state(optimizer: Optimizer) -> bool:

@@ -253,9 +253,15 @@ class ResumeWatcher(Watcher):
             self.trainings.append(Training(resumed[-1], self.training, run.step))
         self._loaded = [loaded for loaded in self._loaded if loaded not in resumed]
         self._trained.add(optimizer)
-        made = self._made.get(optimizer, NOWHERE)
         if len(self.training.optimizers) < _MOST_SERIES:
-            self.training.optimizers.append((made, read_options(optimizer)))
+            self.training.optimizers.append(self.identify(optimizer))
+
+    def identify(self, optimizer: Optimizer) -> tuple[Location, dict[str, Any]]:
+        """Return where an optimizer was made, and the numbers among its options."""
+        kinds = (int, float, type(None))
+        defaults = optimizer.defaults.items()
+        options = {name: option for name, option in defaults if isinstance(option, kinds)}
+        return self._made.get(optimizer, NOWHERE), options
 
     def on_loader(self, run: Script, loader: DataLoader[Any]) -> None:
         self._counted.discard(loader)
@@ -302,12 +308,6 @@ def trains(optimizer: Optimizer, loaded: Loaded) -> bool:
     modules = [module for reference in loaded.modules if (module := reference()) is not None]
     held = {id(parameter) for module in modules for parameter in module.parameters()}
     return any(id(parameter) in held for parameter in list_first(optimizer))
-
-
-def read_options(optimizer: Optimizer) -> dict[str, Any]:
-    """Return the numbers among the options of an optimizer."""
-    kinds = (int, float, type(None))
-    return {key: value for key, value in optimizer.defaults.items() if isinstance(value, kinds)}
 
 
 def _find_numbers(value: Any) -> dict[str, int]:
