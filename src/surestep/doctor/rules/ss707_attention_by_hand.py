@@ -44,7 +44,7 @@ from collections.abc import Iterator
 
 from surestep.doctor.problem import Problem, at_node
 from surestep.doctor.source.trace import Program, Trace
-from surestep.doctor.source.training import is_function, is_made_by, tensor_of
+from surestep.doctor.source.training import is_function, is_made_by, option_of, tensor_of
 from surestep.doctor.source.values import Call, Operation, Value, walk
 
 SEVERITY = "speed"
@@ -87,7 +87,7 @@ def _factors_of(value: Value) -> tuple[Value, Value] | None:
             return left, right
         case Call() if is_function(value, *_PRODUCTS):
             first = tensor_of(value)
-            second = value.argument(0 if value.is_method else 1, "other")
+            second = option_of(value, "other")
             return None if first is None or second is None else (first, second)
     return None
 

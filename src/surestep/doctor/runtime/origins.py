@@ -61,9 +61,9 @@ def _is_bias(node: Any) -> bool:
     return variable is not None and variable.dim() == 1
 
 
-def name_origin(tensor: Tensor) -> str:
+def name_origin(tensor: Tensor, keeps_all: bool = False) -> str:
     """Return the operation that computed the values of a tensor: "Softmax"; "" without a graph."""
-    node = find_origin(tensor)
+    node = find_origin(tensor, keeps_all)
     return "" if node is None else name_node(node)
 
 

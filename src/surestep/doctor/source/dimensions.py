@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from surestep.doctor.source.loaders import find_loader_call
-from surestep.doctor.source.training import options_of, tensor_of
+from surestep.doctor.source.loaders import find_loader_call, gives_batches
+from surestep.doctor.source.training import option_of, options_of, tensor_of
 from surestep.doctor.source.values import (
     Attribute,
     Call,
@@ -29,12 +29,12 @@ _MAX_VALUES = 300  # that one shape depends on
 _CREATIONS = frozenset("randn rand zeros ones empty full randint normal".split())
 _RANGES = frozenset("arange linspace randperm".split())
 _COPIES = frozenset(("tensor", "as_tensor", "from_numpy", "FloatTensor", "Tensor", "LongTensor"))
-_KEEPS = frozenset(
+KEEPS_SHAPE = frozenset(
     "to float double half bfloat16 long int bool type type_as cuda cpu clone detach contiguous "
     "requires_grad_ astype copy numpy relu leaky_relu gelu elu silu tanh sigmoid softmax "
     "log_softmax dropout exp log sqrt abs round clamp clip".split()
 )
-_KEEPING_MODULES = frozenset(
+KEEPING_MODULES = frozenset(
     "ReLU LeakyReLU GELU ELU SiLU Tanh Sigmoid Softmax LogSoftmax Softplus Dropout BatchNorm1d "
     "LayerNorm RMSNorm Identity".split()
 )
@@ -200,12 +200,12 @@ def _size(value: Value | None) -> int | None:
 
 def _after_method(call: Call, shape: Shape, arguments: tuple[Value, ...]) -> Shape | None:
     name = call.name
-    if name in _KEEPS:
+    if name in KEEPS_SHAPE:
         return shape
     if name in ("view", "reshape"):
         return _sizes(arguments)
     if name == "flatten":
-        start = call.argument(0 if call.is_method else 1, "start_dim")
+        start = option_of(call, "start_dim")
         is_one = isinstance(start, Constant) and start.value == 1
         return (None,) if start is None else (shape[0], None) if is_one and len(shape) > 1 else None
     if name in ("squeeze", "unsqueeze") or name in _REDUCTIONS:
@@ -272,10 +272,9 @@ def _indexed(shape: Shape, index: Value) -> Shape | None:
 def _shape_of_batch(iterated: Value, position: int, search: _Search) -> Shape | None:
     """Return the shape of a part of a batch of a DataLoader over a TensorDataset."""
     loader = find_loader_call(iterated)
-    if loader is None or "collate_fn" in loader.keywords or loader.has_unknown_arguments:
+    if loader is None or not gives_batches(loader):
         return None
-    size = loader.argument(1, "batch_size")
-    if isinstance(size, Constant) and size.value is None:
+    if "collate_fn" in loader.keywords or loader.has_unknown_arguments:
         return None
     match options_of(loader.argument(0, "dataset")):
         case (Call(path="torch.utils.data.TensorDataset", args=tensors),):
@@ -299,7 +298,7 @@ def _apply(module: Value | None, shape: Shape | None, search: _Search) -> Shape 
         for part in made.args:
             shape = _apply(part, shape, search)
         return shape
-    if made.name in _KEEPING_MODULES:
+    if made.name in KEEPING_MODULES:
         return shape
     change = _MODULES.get(made.name)
     return None if change is None or not shape else change(made, shape)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from surestep.doctor.source.trace import Event, Program, SourceLoop, Trace
-from surestep.doctor.source.training import find_actions, options_of
+from surestep.doctor.source.training import find_actions, is_made_by, options_of
 from surestep.doctor.source.values import (
     Call,
     Class,
@@ -85,6 +85,14 @@ def find_collated(part: Value, program: Program) -> Value | None:
         case [Collection() as batch]:
             return batch.find(part.index)
     return None
+
+
+def gives_batches(iterated: Value | None) -> bool:
+    """Return whether a value is certainly a DataLoader, of batches and not of single samples."""
+    is_loader = is_made_by(iterated, "torch.utils.data.DataLoader")
+    made = [option for option in options_of(iterated) if isinstance(option, Call)]
+    sizes = [call.argument(1, "batch_size") for call in made]
+    return is_loader and not any(isinstance(s, Constant) and s.value is None for s in sizes)
 
 
 def find_loaders(trace: Trace) -> list[Loader]:

@@ -308,6 +308,16 @@ def base_of(value: Value, names: Container[str]) -> Value | None:
     return None
 
 
+def option_of(call: Call, name: str) -> Value | None:
+    """Return what a function or a method of torch is given after its first tensor.
+
+    Args:
+        call: of the function or the method.
+        name: of the parameter: "dim" for `softmax(x, 1)` and `x.softmax(dim=1)`.
+    """
+    return call.argument(0 if call.is_method else 1, name)
+
+
 def iter_outputs(value: Value | None) -> Iterator[Value]:
     """Yield what a model of the project returns, through its calls, for each option of a value."""
     for option in options_of(value):

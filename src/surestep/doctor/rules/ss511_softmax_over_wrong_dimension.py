@@ -43,14 +43,15 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 from surestep.doctor.problem import Problem, at_event
-from surestep.doctor.rules.ss511_softmax_over_wrong_dimension.shapes import has_batch
-from surestep.doctor.runtime.origins import find_origin, name_node, read_dim
+from surestep.doctor.runtime.origins import find_origin, name_node, name_origin, read_dim
 from surestep.doctor.runtime.tally import LineTally
+from surestep.doctor.source.dimensions import KEEPING_MODULES, KEEPS_SHAPE, shape_of
+from surestep.doctor.source.loaders import gives_batches
 from surestep.doctor.source.losses import find_losses
 from surestep.doctor.source.outputs import Origin, Outputs
 from surestep.doctor.source.trace import Event, Program
-from surestep.doctor.source.training import describe, tensor_of
-from surestep.doctor.source.values import Call, Constant
+from surestep.doctor.source.training import describe, is_function, option_of, options_of, tensor_of
+from surestep.doctor.source.values import Call, Constant, Element, Item, Operation, Unknown, Value
 from surestep.doctor.watcher import Script, TorchCall, Watcher
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ _BATCH = "0, over the samples of the batch"
 _SOFTMAX = ("softmax", "log_softmax")
 _FUNCTIONS = ("torch.nn.functional.softmax", "torch.nn.functional.log_softmax")
 _MODULES = ("torch.nn.Softmax", "torch.nn.LogSoftmax")
+_MAX_DEPTH = 20
+_KEEPS_RANK = KEEPS_SHAPE | KEEPING_MODULES | {"Linear", "BatchNorm2d", "Sequential"}
 _LOSSES = ("nll_loss", "binary_cross_entropy", "mse_loss", "kl_div", "cross_entropy")
 
 
@@ -80,10 +83,10 @@ def check(program: Program) -> Iterator[Problem]:
                     f"`{event.text}` has no `dim`: the dimension depends on the number "
                     "of dimensions of its input.",
                 )
-            dim = _dim_of_argmax(call)
-            origin = None if dim is None else outputs.all_are(tensor_of(call), *_SOFTMAX)
-            if origin is not None and _is_over_batch(origin, is_batch=dim == 1):
-                yield _report(event, origin, _BATCH)
+            if is_function(call, "argmax", "max") and (dim := _dim_of(call)) in (1, -1):
+                origin = outputs.all_are(tensor_of(call), *_SOFTMAX)
+                if origin is not None and _is_over_batch(origin, is_batch=dim == 1):
+                    yield _report(event, origin, _BATCH)
         for loss in find_losses(trace, *_LOSSES):
             compared = (loss.input, loss.target) if loss.name == "kl_div" else (loss.input,)
             for origin in (outputs.all_are(value, *_SOFTMAX) for value in compared):
@@ -102,19 +105,16 @@ def _report(event: Event, origin: Origin, dim: str) -> Problem:
 
 
 def _is_implicit(call: Call) -> bool:
-    if call.has_unknown_arguments or call.path not in (*_FUNCTIONS, *_MODULES):
-        return False
-    dim = call.argument(0 if call.path in _MODULES else 1, "dim")
-    return dim is None or (isinstance(dim, Constant) and dim.value is None)
+    is_softmax = call.path in (*_FUNCTIONS, *_MODULES)
+    return is_softmax and not call.has_unknown_arguments and _dim_of(call) is None
 
 
-def _dim_of(origin: Origin) -> object:
-    made = origin.settings
-    if made is None:
+def _dim_of(call: Call | None, name: str = "dim") -> object:
+    """Return the dimension of a function, a method or a module; None if it has none."""
+    if call is None:
         return None
-    is_module = made.name[:1].isupper()
-    dim = made.argument(0 if is_module or made.is_method else 1, "dim")
-    return dim.value if isinstance(dim, Constant) else None
+    dim = call.argument(0, name) if call.name[:1].isupper() else option_of(call, name)
+    return dim.value if isinstance(dim, Constant) else dim
 
 
 def _is_over_batch(origin: Origin, *, is_batch: bool = False) -> bool:
@@ -124,29 +124,45 @@ def _is_over_batch(origin: Origin, *, is_batch: bool = False) -> bool:
         origin: the softmax.
         is_batch: whether its tensor is known to have two dimensions.
     """
-    return _dim_of(origin) == 0 and not origin.reshapes and (is_batch or has_batch(origin.tensor))
+    is_over_first = _dim_of(origin.settings) == 0 and not origin.reshapes
+    return is_over_first and (is_batch or _has_batch(origin.tensor))
 
 
 def _is_swapped(origin: Origin) -> bool:
     """Return whether dimension 1 was normalised, and then swapped with dimension 2."""
-    if _dim_of(origin) != 1 or len(origin.reshapes) != 1:
-        return False
-    swap = origin.reshapes[0]
-    if not isinstance(swap, Call) or not swap.is_method:
-        return False
-    dims = [arg.value for arg in swap.args if isinstance(arg, Constant)]
-    return (swap.name == "transpose" and sorted(dims) == [1, 2]) or (
-        swap.name == "permute" and dims == [0, 2, 1]
-    )
+    match origin.reshapes:
+        case (Call(path=".transpose" | ".permute") as swap,) if _dim_of(origin.settings) == 1:
+            dims = [arg.value for arg in swap.args if isinstance(arg, Constant)]
+            return dims in ([1, 2], [2, 1], [0, 2, 1])
+    return False
 
 
-def _dim_of_argmax(call: Call) -> int | None:
-    """Return the dimension of an argmax or a maximum over the classes."""
-    is_torch = call.is_method or call.path.startswith("torch.")
-    if call.name not in ("argmax", "max") or not is_torch:
-        return None
-    dim = call.argument(0 if call.is_method else 1, "dim")
-    return dim.value if isinstance(dim, Constant) and dim.value in (1, -1) else None
+def _has_batch(value: Value | None, depth: int = 0) -> bool:
+    """Return whether a tensor certainly has two dimensions or more, the first for the samples."""
+    options = options_of(value) if depth < _MAX_DEPTH else ()
+    return bool(options) and all(_one_has_batch(option, depth + 1) for option in options)
+
+
+def _one_has_batch(value: Value, depth: int) -> bool:
+    if (shape := shape_of(value)) is not None:
+        return len(shape) > 1
+    match value:
+        case Element(of=of) | Item(base=Element(of=of)):
+            is_named = isinstance(of, Unknown) and "loader" in of.name.lower()
+            return is_named or gives_batches(of)
+        case Operation(operator="+" | "-" | "*" | "/", operands=operands):
+            return any(_has_batch(operand, depth) for operand in operands)
+        case Call(result=Value() as result):
+            return _has_batch(result, depth)
+        case Call(path="()"):
+            made = options_of(value.receiver)
+            names = {module.name if isinstance(module, Call) else "" for module in made}
+            return names <= _KEEPS_RANK and _has_batch(value.argument(0, "input"), depth)
+        case Call(name="flatten"):
+            return _dim_of(value, "start_dim") == 1
+        case Call():
+            return value.name in _KEEPS_RANK and _has_batch(tensor_of(value), depth)
+    return False
 
 
 class SoftmaxOverWrongDimensionWatcher(Watcher):
@@ -171,11 +187,10 @@ class SoftmaxOverWrongDimensionWatcher(Watcher):
                     self._tally.add(run, _OVER_BATCH.format(call.name))
             return
         is_of_classes = call.name == "argmax" and call.arguments.get("dim") in (1, -1)
-        is_used = self._over_batch() is call["target" if call.name == "kl_div" else "input"]
-        if is_used and (is_of_classes or call.name == "kl_div"):
-            self._tally.add(run, _OVER_BATCH.format(call.name))
-        else:
-            self._tally.add(run, _explain(call))
+        is_divergence = call.name == "kl_div"
+        is_used = self._over_batch() is call["target" if is_divergence else "input"]
+        is_wrong = is_used and (is_of_classes or is_divergence)
+        self._tally.add(run, _OVER_BATCH.format(call.name) if is_wrong else _explain(call))
 
     def observe(self, run: Script) -> Iterator[Problem]:
         for seen in self._tally:
@@ -187,28 +202,24 @@ class SoftmaxOverWrongDimensionWatcher(Watcher):
 
 def _explain(call: TorchCall) -> str:
     """Return what is wrong with the dimension of a softmax that a prediction comes from."""
-    tensor = call["input"]
+    name, tensor = call.name, call["input"]
     node = find_origin(tensor, keeps_all=True) if tensor.dim() > 1 else None
-    if node is None or name_node(node) not in ("Softmax", "LogSoftmax"):
+    operation = "" if node is None else name_node(node)
+    if operation not in ("Softmax", "LogSoftmax"):
         return ""
-    of_batch = _OVER_BATCH.format(call.name)
-    is_over_first = node is tensor.grad_fn and read_dim(node) in (0, -tensor.dim())
-    if call.name in ("nll_loss", "cross_entropy"):
-        if is_over_first:
-            return of_batch
-        is_log = name_node(node) == "LogSoftmax"
-        if call.name == "nll_loss" and is_log and _is_over_other(tensor):
-            return "nll_loss got a softmax over a dimension that is not that of the classes, 1"
-        return ""
-    if not is_over_first or tensor.dim() != 2:
-        return ""
-    return of_batch if call.name != "argmax" and _is_of_rows(call["target"]) else ""
+    if node is tensor.grad_fn and read_dim(node) in (0, -tensor.dim()):
+        is_of_classes = name in ("nll_loss", "cross_entropy")
+        is_of_rows = name != "argmax" and tensor.dim() == 2 and _is_of_rows(call["target"])
+        return _OVER_BATCH.format(name) if is_of_classes or is_of_rows else ""
+    if name == "nll_loss" and operation == "LogSoftmax" and _is_over_other(tensor):
+        return "nll_loss got a softmax over a dimension that is not that of the classes, 1"
+    return ""
 
 
 def _is_of_images(tensor: Tensor) -> bool:
     """Return whether a tensor is the result of a convolution of several images."""
-    node = find_origin(tensor, keeps_all=True) if tensor.dim() == 4 and len(tensor) > 1 else None
-    return node is not None and name_node(node) in ("Convolution", "MkldnnConvolution")
+    operation = name_origin(tensor, keeps_all=True) if tensor.dim() == 4 and len(tensor) > 1 else ""
+    return operation in ("Convolution", "MkldnnConvolution")
 
 
 def _is_over_other(tensor: Tensor) -> bool:
