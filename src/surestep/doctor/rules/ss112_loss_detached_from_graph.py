@@ -48,12 +48,7 @@ from surestep.doctor.runtime.batches import list_tensors
 from surestep.doctor.runtime.origins import find_leaves, name_node
 from surestep.doctor.runtime.parameters import iter_parameters, list_held
 from surestep.doctor.runtime.tally import FEWEST, Tally
-from surestep.doctor.runtime.windows import (
-    Window,
-    WindowWatcher,
-    has_gradient,
-    is_any_trained,
-)
+from surestep.doctor.runtime.windows import Window, WindowWatcher, has_gradient
 from surestep.doctor.source.gradients import GradientPaths, is_forward
 from surestep.doctor.source.steps import StepOrder, is_scaled
 from surestep.doctor.source.trace import Program
@@ -165,9 +160,10 @@ class LossDetachedFromGraphWatcher(WindowWatcher):
 
     def judge(self, run: Script, optimizer: Optimizer, window: Window, tally: Tally) -> None:
         backward = window.find_last("other")
+        is_trained = any(p.requires_grad for p in iter_parameters(optimizer))
         if run.histories[optimizer].is_reached or has_gradient(optimizer):
             self._reached.append(tally)
-        elif backward >= 0 and is_any_trained(optimizer) and not self._is_of_another(optimizer):
+        elif backward >= 0 and is_trained and not self._is_of_another(optimizer):
             tally.add(window.events[backward].location, run.step)
             self._unreached[optimizer] = tally
 

@@ -44,7 +44,7 @@ from surestep.doctor.runtime.schedules import ScheduleWatcher
 from surestep.doctor.source.schedules import is_schedule_of, is_stepped_without_arguments
 from surestep.doctor.source.steps import StepOrder
 from surestep.doctor.source.trace import Program
-from surestep.doctor.source.training import Action, common_loop
+from surestep.doctor.source.training import Action
 from surestep.doctor.watcher import Script
 
 SEVERITY = "warning"
@@ -75,10 +75,8 @@ def _find_first_step(order: StepOrder, schedule: Action) -> Action | None:
         is_step = action.is_step
         if not is_step or not is_schedule_of(schedule.target, action.target):
             continue
-        loop = common_loop(schedule.event, action.event)
         is_first = (
-            loop is not None
-            and schedule.event.loop is loop
+            schedule.event.loop in action.event.loops
             and order.is_before(schedule.event, action.event)
             and set(schedule.event.branches) <= set(action.event.branches)
             and order.is_clear_before(action.event)

@@ -54,16 +54,14 @@ from surestep.doctor.runtime.schedules import ScheduleWatcher, Seen
 from surestep.doctor.source.schedules import (
     TORCH,
     creations,
-    epochs_of,
     is_over_batches,
     is_schedule_of,
     is_stepped_without_arguments,
-    numbers_of,
 )
 from surestep.doctor.source.steps import StepOrder, happens_before
-from surestep.doctor.source.trace import Program
-from surestep.doctor.source.training import Action, describe, is_same
-from surestep.doctor.source.values import Call, Constant, Value
+from surestep.doctor.source.trace import Program, SourceLoop
+from surestep.doctor.source.training import Action, describe, is_same, strip_iterators
+from surestep.doctor.source.values import Call, Collection, Constant, Operation, Value
 from surestep.doctor.watcher import Script
 
 SEVERITY = "warning"
@@ -85,7 +83,7 @@ def check(program: Program) -> Iterator[Problem]:
                 continue
             if schedule.event.branches or not _is_beside_step(order, schedule):
                 continue
-            epochs = epochs_of(loops[-2])
+            epochs = _epochs_of(loops[-2])
             made = list(creations(schedule.target))
             if epochs is not None and len(made) == 1 and (unit := _epochs_in(made[0], epochs)):
                 yield at_event(
@@ -94,6 +92,21 @@ def check(program: Program) -> Iterator[Problem]:
                     f"`{describe(made[0])}` is for epochs.",
                     epochs=describe(epochs),
                 )
+
+
+def _epochs_of(loop: SourceLoop) -> Value | None:
+    """Return N of a loop over `range(N)` or `range(1, N + 1)`."""
+    iterated = strip_iterators(loop.iterated)
+    if not isinstance(iterated, Call) or iterated.name not in ("range", "trange"):
+        return None
+    if len(iterated.args) == 1:
+        return iterated.args[0]
+    match iterated.args:
+        case (Constant(value=0), end):
+            return end
+        case (Constant(value=1), Operation(operator="+", operands=(end, Constant(value=1)))):
+            return end
+    return None
 
 
 def _is_beside_step(order: StepOrder, schedule: Action) -> bool:
@@ -110,7 +123,7 @@ def _epochs_in(made: Call, epochs: Value) -> str:
     total = epochs.value if isinstance(epochs, Constant) else None
     if made.path == f"{TORCH}CosineAnnealingLR":
         length = made.argument(1, "T_max")
-        numbers = numbers_of(length)
+        numbers = _numbers_of(length)
         is_equal = numbers == [total] and total is not None
         return "`T_max`" if length is not None and (is_same(length, epochs) or is_equal) else ""
     if not isinstance(total, int) or total < 3:
@@ -121,13 +134,21 @@ def _epochs_in(made: Call, epochs: Value) -> str:
         is_small = isinstance(value, float) and 0 < value <= _LARGEST_GAMMA
         return "`gamma`" if is_small else ""
     if made.path == f"{TORCH}StepLR":
-        sizes = numbers_of(made.argument(1, "step_size"))
+        sizes = _numbers_of(made.argument(1, "step_size"))
         return "`step_size`" if sizes and 1 < sizes[0] <= total else ""
     if made.path == f"{TORCH}MultiStepLR":
-        milestones = numbers_of(made.argument(1, "milestones"))
+        milestones = _numbers_of(made.argument(1, "milestones"))
         is_within = bool(milestones) and total / 4 <= max(milestones) <= total
         return "`milestones`" if is_within else ""
     return ""
+
+
+def _numbers_of(value: Value | None) -> list[float]:
+    """Return a number, or the numbers of a list; empty if they are not known."""
+    found = value.elements if isinstance(value, Collection) and value.is_complete else [value]
+    numbers = [option.value for option in found if isinstance(option, Constant)]
+    is_known = len(numbers) == len(found) and all(isinstance(n, (int, float)) for n in numbers)
+    return numbers if is_known else []
 
 
 class EpochScheduleSteppedPerBatchWatcher(ScheduleWatcher):

@@ -53,21 +53,20 @@ from collections.abc import Iterator
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.schedules import ScheduleWatcher, Seen
-from surestep.doctor.source.schedules import (
-    creations,
-    is_schedule_of,
-    iterates_over,
-    lengths_in,
-    steps_in,
-)
+from surestep.doctor.source.schedules import creations, is_schedule_of
 from surestep.doctor.source.steps import StepOrder
 from surestep.doctor.source.trace import Program, SourceLoop
-from surestep.doctor.source.training import Action, describe
+from surestep.doctor.source.training import Action, describe, is_same, strip_iterators
+from surestep.doctor.source.values import Call, Operation, Value, walk
 from surestep.doctor.watcher import Script
 
 SEVERITY = "error"
 FIX = "Step the schedule after each step of the optimizer, in the loop over the batches."
 _FEWEST_EPOCHS = 4  # for a warm-up, which is shorter than the run
+_LENGTHS = (
+    *("total_steps", "steps_per_epoch", "T_max", "total_iters", "num_training_steps", "T_0"),
+    "milestones",
+)
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -94,7 +93,7 @@ def check(program: Program) -> Iterator[Problem]:
 def _find_batch_loop(order: StepOrder, schedule: Action, outer: SourceLoop) -> SourceLoop | None:
     """Return the loop over the batches that a schedule counts, inside the loop around its step."""
     made = list(creations(schedule.target))
-    counted = [option for call in made[:1] for option in lengths_in(steps_in(call))]
+    counted = [option for call in made[:1] for option in _lengths_in(_steps_in(call))]
     if len(made) != 1 or not counted:
         return None
     for action in order.find_pass(schedule.event):
@@ -102,9 +101,37 @@ def _find_batch_loop(order: StepOrder, schedule: Action, outer: SourceLoop) -> S
         if not is_step or not is_schedule_of(schedule.target, action.target):
             continue
         for inner in action.event.loops[action.event.loops.index(outer) + 1 :]:
-            if any(iterates_over(inner, option) for option in counted):
+            if any(is_same(strip_iterators(inner.iterated), option) for option in counted):
                 return inner
     return None
+
+
+def _lengths_in(values: list[Value]) -> list[Value]:
+    """Return what `len()` is taken of in values, unless they divide by it."""
+    found: list[Value] = []
+    for value in values:
+        parts = list(walk(value))
+        divisions = [
+            option for option in parts if isinstance(option, Operation) and "/" in option.operator
+        ]
+        if not any(_find_lengths(division.operands[-1]) for division in divisions):
+            found.extend(_find_lengths(value))
+    return found
+
+
+def _find_lengths(value: Value) -> list[Value]:
+    calls = [option for option in walk(value) if isinstance(option, Call) and option.path == "len"]
+    return [call.args[0] for call in calls if call.args]
+
+
+def _steps_in(made: Call) -> list[Value]:
+    """Return the arguments of a new schedule that count steps."""
+    found = [made.keywords[name] for name in _LENGTHS if name in made.keywords]
+    positions = {"CosineAnnealingLR": 1, "OneCycleLR": 2, "CosineAnnealingWarmRestarts": 1}
+    position = positions.get(made.name)
+    if position is not None and len(made.args) > position:
+        found.append(made.args[position])
+    return found
 
 
 class BatchScheduleSteppedPerEpochWatcher(ScheduleWatcher):

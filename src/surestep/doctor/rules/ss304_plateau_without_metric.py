@@ -47,9 +47,9 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from surestep.doctor.problem import Location, Problem, at_event
-from surestep.doctor.source.schedules import creations, is_plateau
+from surestep.doctor.source.schedules import PLATEAU, creations
 from surestep.doctor.source.trace import Event, Program
-from surestep.doctor.source.training import describe, find_actions
+from surestep.doctor.source.training import describe, find_actions, is_made_by
 from surestep.doctor.source.values import Call, Constant, Element, Unknown, Value, last_name
 from surestep.doctor.watcher import Script, Watcher
 
@@ -68,7 +68,7 @@ def check(program: Program) -> Iterator[Problem]:
     for trace in program.traces:
         for action in find_actions(trace):
             call = action.event.call
-            if action.kind != "schedule" or call is None or not is_plateau(action.target):
+            if action.kind != "schedule" or call is None or not is_made_by(action.target, PLATEAU):
                 continue
             if call.has_unknown_arguments:
                 continue

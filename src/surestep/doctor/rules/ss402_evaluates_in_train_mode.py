@@ -63,7 +63,7 @@ from surestep.doctor.runtime.losses import MEAN_LOSSES
 from surestep.doctor.runtime.modes import is_norm, list_switched
 from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.source.evaluation import find_forwards, has_training, is_held_out, is_measured
-from surestep.doctor.source.modes import find_switch, is_never_switched
+from surestep.doctor.source.modes import find_switch, find_switches
 from surestep.doctor.source.modules import depends_on_mode
 from surestep.doctor.source.trace import Event, Program, Trace
 from surestep.doctor.source.training import (
@@ -126,7 +126,13 @@ def _stays_in_train_mode(trace: Trace, event: Event, model: Value) -> bool:
     is_made_here = trace.entry is None or any(
         model in (made.value, strip(made.value)) for made in trace.events
     )
-    return is_new and is_made_here and is_never_switched(trace, event, model)
+    return is_new and is_made_here and _is_never_switched(trace, event, model)
+
+
+def _is_never_switched(trace: Trace, event: Event, model: Value) -> bool:
+    """Return whether nothing before an event may have changed the mode of a module."""
+    at = trace.index(event)
+    return not any(trace.index(s.event) < at for s in find_switches(trace, model))
 
 
 class EvaluatesInTrainModeWatcher(EvaluationWatcher):

@@ -88,10 +88,14 @@ class UnhealthyLossCurveWatcher(CurveWatcher):
 
     def observe(self, run: Script) -> Iterator[Problem]:
         from surestep.doctor.curves.causes import CAUSES
+        from surestep.doctor.curves.training import find_nonfinite
 
-        failure = self.find_failure(run)
         found = [named for named in self.name_curves(run) if named[1].name in UNHEALTHY]
-        for watched, state in [failure] if failure else found[:1]:  # others are of one training
+        # Losses that are not finite are a failure whatever the script trains.
+        watched = None if run.losses is None else run.losses.read_losses(run)
+        if watched is not None and (failure := find_nonfinite(watched.curve)) is not None:
+            found = [(watched, failure)]
+        for watched, state in found[:1]:  # others are of one training
             title = state.title[0].upper() + state.title[1:]
             first = _NOT_FINITE if state.name == "nonfinite" else CAUSES[state.name][0].text
             yield Problem(

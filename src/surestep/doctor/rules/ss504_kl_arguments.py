@@ -43,13 +43,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Problem, at_event
-from surestep.doctor.runtime.origins import (
-    LOG_PROBABILITIES,
-    PROBABILITIES,
-    find_origin,
-    name_node,
-    skip_reshapes,
-)
+from surestep.doctor.runtime.origins import PROBABILITIES, find_origin, name_node, skip_reshapes
 from surestep.doctor.runtime.tally import LineTally
 from surestep.doctor.runtime.values import may_be_log_probabilities, may_be_probabilities
 from surestep.doctor.source.losses import Loss, find_losses, find_trained
@@ -159,4 +153,4 @@ def _holds_log_probabilities(tensor: Tensor) -> bool:
 
 def _is_log(node: Any) -> bool:
     """Return whether a node of a graph computed log-probabilities."""
-    return node is not None and name_node(skip_reshapes(node)) in LOG_PROBABILITIES
+    return node is not None and name_node(skip_reshapes(node)) in ("LogSoftmax", "LogSigmoid")

@@ -51,9 +51,9 @@ from typing import Any
 
 from surestep.base.user_code import is_surestep_file, is_user_file
 from surestep.doctor.problem import Location, Problem, at_event
-from surestep.doctor.source.devices import moves_model_to_gpu
+from surestep.doctor.source.devices import moves_to_gpu
 from surestep.doctor.source.trace import Event, Program, SourceLoop, Trace
-from surestep.doctor.source.training import Action, find_actions, is_derived_with_graph
+from surestep.doctor.source.training import Action, find_actions, is_derived_with_graph, is_model
 from surestep.doctor.source.values import Call, Operation, Value
 from surestep.doctor.watcher import Script, TorchCall, Watcher
 
@@ -71,7 +71,7 @@ _TESTS = ("isfinite", "isnan", "isinf")
 def check(program: Program) -> Iterator[Problem]:
     """Find the first read of the loss in each training loop of a model that is on a GPU."""
     for trace in program.traces:
-        if not moves_model_to_gpu(trace) or _measures_time(trace):
+        if not _moves_model_to_gpu(trace) or _measures_time(trace):
             continue
         actions = find_actions(trace)
         backwards = [action for action in actions if action.kind == "backward"]
@@ -88,6 +88,11 @@ def check(program: Program) -> Iterator[Problem]:
             if is_often and any(_reads(event, backward) for backward in backwards):
                 loops.add(event.loop)
                 yield at_event(event, f"`{event.text}` waits for the GPU in each step.")
+
+
+def _moves_model_to_gpu(trace: Trace) -> bool:
+    """Return whether a model is moved to a device that is not certainly the CPU."""
+    return any(moves_to_gpu(call) and is_model(call.receiver) for _, call in trace.calls)
 
 
 def _reads(event: Event, backward: Action) -> bool:

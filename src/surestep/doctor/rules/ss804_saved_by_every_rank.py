@@ -39,24 +39,34 @@ Right:
 
 from __future__ import annotations
 
+import ast
 import os
 import platform
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from surestep.doctor.problem import Location, Problem, at_event
-from surestep.doctor.source.checkpoints import (
-    depends_on_rank,
-    find_saves,
-    holds_model_state,
-    is_every_file_known,
-    may_be_limited_to_one_rank,
-)
-from surestep.doctor.source.trace import Program, Trace
+from surestep.doctor.source.checkpoints import RANK, depends_on_rank, find_saves
+from surestep.doctor.source.trace import Event, Program, Trace
 from surestep.doctor.source.training import describe
-from surestep.doctor.source.values import Constant
+from surestep.doctor.source.values import (
+    Attribute,
+    Call,
+    Constant,
+    Function,
+    Item,
+    Unknown,
+    Value,
+    last_name,
+    walk,
+)
 from surestep.doctor.watcher import Script, Watcher
 
+_RANK_FUNCTION = re.compile(  # `main` and `main_worker` run on all ranks
+    r"rank|master|leader|chief|primary|coordinator|main_(proc|only|node)|(on|only|is|if|by)_main",
+    re.IGNORECASE,
+)
 SEVERITY = "error"
 _MOST_FILES = 100  # that are remembered
 # It has one process here, and would be two runs of rank 0.
@@ -69,10 +79,10 @@ def check(program: Program) -> Iterator[Problem]:
         if not _has_ranks(trace):
             continue
         for save in find_saves(trace):
-            is_one_file = is_every_file_known(save.path) and not depends_on_rank(save.path)
-            if not is_one_file or not holds_model_state(save.value):
+            is_one_file = _is_every_file_known(save.path) and not depends_on_rank(save.path)
+            if not is_one_file or not _holds_model_state(save.value):
                 continue
-            if not may_be_limited_to_one_rank(save.event):
+            if not _may_be_limited_to_one_rank(save.event):
                 yield at_event(
                     save.event, f"All ranks write `{describe(save.path)}` at the same time."
                 )
@@ -84,6 +94,44 @@ def _has_ranks(trace: Trace) -> bool:
     groups = [call for call in calls if call.path.endswith("init_process_group")]
     ranks = [call.argument(4, "rank") for call in groups]
     return bool(groups) and not any(isinstance(rank, Constant) for rank in ranks)
+
+
+def _holds_model_state(value: Value) -> bool:
+    """Return whether a saved value has the state of an object, as `state_dict()` returns it."""
+    return any(isinstance(part, Call) and part.name == "state_dict" for part in walk(value))
+
+
+def _may_be_limited_to_one_rank(event: Event) -> bool:
+    """Return whether an event may happen on one rank only.
+
+    A condition is known to be the same on all ranks only if it is computed here, so that a bare
+    parameter such as `save` may mean `rank == 0`.
+    """
+    for branch in event.branches:
+        if branch.test is None or depends_on_rank(branch.test) or _is_bare(branch.test):
+            return True
+        node = getattr(branch.node, "test", branch.node)
+        if isinstance(node, ast.expr) and RANK.search(ast.unparse(node)):
+            return True
+    if any(depends_on_rank(context) for context in event.contexts):
+        return True
+    if any(_RANK_FUNCTION.search(function.name) for function in event.stack):
+        return True
+    decorators = (part for function in event.stack for part in function.decorators)
+    return any(RANK.search(last_name(decorator)) for decorator in decorators)
+
+
+def _is_bare(test: Value) -> bool:
+    return any(isinstance(part, Unknown) for part in (test, *test.inputs)) and not isinstance(
+        test, (Attribute, Item)
+    )
+
+
+def _is_every_file_known(path: Value | None) -> bool:
+    """Return whether the name of a file is made here, not given as a parameter of a function."""
+    if path is None:
+        return False
+    return not any(isinstance(part, (Unknown, Function)) for part in walk(path))
 
 
 class SavedByEveryRankWatcher(Watcher):

@@ -60,15 +60,6 @@ class CurveWatcher(Watcher):
             for state in name_curve(watched.curve):
                 yield watched, state
 
-    def find_failure(self, run: Script) -> tuple[WatchedCurve, CurveState] | None:
-        """Return the state of losses that ended as NaN or infinite, whatever the script trains."""
-        from surestep.doctor.curves.training import find_nonfinite
-
-        watched = None if run.losses is None else run.losses.read_losses(run)
-        if watched is None or (state := find_nonfinite(watched.curve)) is None:
-            return None
-        return watched, state
-
 
 @dataclass
 class _Split:

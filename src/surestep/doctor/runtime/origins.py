@@ -20,7 +20,6 @@ _MOST = 10  # such operations in a row
 _MOST_NODES = 200  # of a graph whose leaves are wanted
 
 PROBABILITIES = ("Softmax", "Sigmoid")
-LOG_PROBABILITIES = ("LogSoftmax", "LogSigmoid")
 # What is trained before an activation: its results have no limits.
 LINEAR = (
     *("Addmm", "Mm", "Bmm", "Baddbmm", "Linear", "Convolution", "MkldnnConvolution"),

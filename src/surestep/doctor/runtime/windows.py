@@ -140,11 +140,6 @@ def has_gradient(optimizer: Optimizer) -> bool:
     return any(p.grad is not None for p in iter_parameters(optimizer))
 
 
-def is_any_trained(optimizer: Optimizer) -> bool:
-    """Return whether a parameter of an optimizer is not frozen."""
-    return any(p.requires_grad for p in iter_parameters(optimizer))
-
-
 def pick_probes(
     optimizer: Optimizer, is_wanted: Callable[[Tensor], bool], count: int = 4
 ) -> list[Tensor]:

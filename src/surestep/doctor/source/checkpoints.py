@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from dataclasses import dataclass
 
 from surestep.doctor.source.trace import Event, Trace
 from surestep.doctor.source.training import is_same
 from surestep.doctor.source.values import (
-    Attribute,
     Call,
     Collection,
     Constant,
-    Function,
     Item,
-    Unknown,
     Value,
     last_name,
     walk,
 )
 
 EPOCH_KEY = re.compile(r"(^|_)(epochs?|steps?|iter|iters|iteration|iterations|iter_num)(_|$)")
-_RANK = re.compile(
+RANK = re.compile(
     r"rank|main|master|leader|chief|primary|is_local|is_world|world|local|node|proc|coordinator",
-    re.IGNORECASE,
-)
-_RANK_FUNCTION = re.compile(  # `main` and `main_worker` run on all ranks
-    r"rank|master|leader|chief|primary|coordinator|main_(proc|only|node)|(on|only|is|if|by)_main",
     re.IGNORECASE,
 )
 
@@ -102,53 +94,15 @@ def is_restored_from(state: Value, load: Call) -> bool:
     return any(part is load for part in walk(state))
 
 
-def holds_model_state(value: Value) -> bool:
-    """Return whether a saved value has the state of an object, as `state_dict()` returns it."""
-    return any(isinstance(part, Call) and part.name == "state_dict" for part in walk(value))
-
-
 def depends_on_rank(value: Value | None) -> bool:
     """Return whether a value may differ between ranks, as far as its names show."""
     if value is None:
         return False
-    return any(_RANK.search(last_name(part)) for part in walk(value)) or any(
-        isinstance(part, Constant) and isinstance(part.value, str) and _RANK.search(part.value)
+    return any(RANK.search(last_name(part)) for part in walk(value)) or any(
+        isinstance(part, Constant) and isinstance(part.value, str) and RANK.search(part.value)
         for part in walk(value)
         if part is not value
     )
-
-
-def may_be_limited_to_one_rank(event: Event) -> bool:
-    """Return whether an event may happen on one rank only.
-
-    A condition is known to be the same on all ranks only if it is computed here, so that a bare
-    parameter such as `save` may mean `rank == 0`.
-    """
-    for branch in event.branches:
-        if branch.test is None or depends_on_rank(branch.test) or _is_bare(branch.test):
-            return True
-        node = getattr(branch.node, "test", branch.node)
-        if isinstance(node, ast.expr) and _RANK.search(ast.unparse(node)):
-            return True
-    if any(depends_on_rank(context) for context in event.contexts):
-        return True
-    if any(_RANK_FUNCTION.search(function.name) for function in event.stack):
-        return True
-    decorators = (part for function in event.stack for part in function.decorators)
-    return any(_RANK.search(last_name(decorator)) for decorator in decorators)
-
-
-def _is_bare(test: Value) -> bool:
-    return any(isinstance(part, Unknown) for part in (test, *test.inputs)) and not isinstance(
-        test, (Attribute, Item)
-    )
-
-
-def is_every_file_known(path: Value | None) -> bool:
-    """Return whether the name of a file is made here, not given as a parameter of a function."""
-    if path is None:
-        return False
-    return not any(isinstance(part, (Unknown, Function)) for part in walk(path))
 
 
 def is_same_file(a: Value | None, b: Value | None) -> bool:

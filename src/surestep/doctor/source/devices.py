@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from surestep.doctor.source.trace import Trace
-from surestep.doctor.source.training import is_model
 from surestep.doctor.source.values import Attribute, Call, Constant, Either, Unknown, Value
 
 
@@ -26,11 +24,3 @@ def _may_be_gpu(value: Value | None) -> bool:
         case Attribute(name=name) | Unknown(name=name):
             return name == "device"
     return False
-
-
-def moves_model_to_gpu(trace: Trace) -> bool:
-    """Return whether a model is moved to a device that is not certainly the CPU."""
-    calls = (event.call for event in trace.events)
-    return any(
-        call is not None and moves_to_gpu(call) and is_model(call.receiver) for call in calls
-    )

@@ -106,12 +106,6 @@ def _switches_parts(trace: Trace, loop: SourceLoop) -> bool:
     )
 
 
-def is_never_switched(trace: Trace, event: Event, model: Value) -> bool:
-    """Return whether nothing before an event may have changed the mode of a module."""
-    at = trace.index(event)
-    return not any(trace.index(s.event) < at for s in find_switches(trace, model))
-
-
 def find_switches(trace: Trace, model: Value) -> list[Switch]:
     """Return what changes the mode of a module, or may do so, in order."""
     found = (_classify(event, model) for event in trace.events)

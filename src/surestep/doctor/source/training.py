@@ -13,7 +13,7 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 from surestep.doctor.source.nodes import describe_source
-from surestep.doctor.source.trace import Event, SourceLoop, Trace, once_per_trace
+from surestep.doctor.source.trace import Event, Trace, once_per_trace
 from surestep.doctor.source.values import (
     Attribute,
     Call,
@@ -325,12 +325,6 @@ def iter_outputs(value: Value | None) -> Iterator[Value]:
             yield from iter_outputs(option.result)
         else:
             yield option
-
-
-def common_loop(a: Event, b: Event) -> SourceLoop | None:
-    """Return the innermost loop around both events."""
-    shared = [loop for loop in a.loops if loop in b.loops]
-    return shared[-1] if shared else None
 
 
 def is_without_grad(event: Event) -> bool:
