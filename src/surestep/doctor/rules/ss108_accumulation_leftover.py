@@ -55,7 +55,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from surestep.base.text import format_count
-from surestep.doctor.problem import NOWHERE, Problem, at_event
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.source.schedules import is_over_batches
 from surestep.doctor.source.steps import StepOrder, find_windows, is_zeroed_by
 from surestep.doctor.source.trace import Branch, Program
@@ -120,15 +121,13 @@ class AccumulationLeftoverWatcher(Watcher):
     def __init__(self) -> None:
         self._stepped_at = self._ended_at = 0  # backward passes
         self._windows: Counter[int] = Counter()
-        self._lost: list[int] = []
-        self._carried: list[int] = []  # batches of steps that use some of the last epoch
-        self._first, self._location = 0, NOWHERE
+        self._lost, self._first_lost = list[int](), Tally()
+        self._carried, self._first_carried = list[int](), Tally()  # batches, some of the last epoch
 
     def on_step(self, run: Script, optimizer: Optimizer) -> None:
         batches = run.backwards - self._stepped_at
         if self._stepped_at < self._ended_at < run.backwards:
-            if not self._carried:
-                self._first, self._location = run.step + 1, run.locate()
+            self._first_carried.add_here(run)
             self._carried.append(batches)
             del self._carried[_KEPT:]
         else:
@@ -143,8 +142,8 @@ class AccumulationLeftoverWatcher(Watcher):
 
     def on_zero_grad(self, run: Script, parameters: Sequence[Tensor]) -> None:
         if self._stepped_at < self._ended_at == run.backwards:
-            if not self._lost:
-                self._first, self._location = run.step, run.locate()
+            location = self._first_lost.location if self._lost else run.locate()
+            self._first_lost.add(location, run.step)
             self._lost.append(run.backwards - self._stepped_at)
             del self._lost[_KEPT:]
             self._stepped_at = run.backwards
@@ -156,23 +155,15 @@ class AccumulationLeftoverWatcher(Watcher):
         if size < 2 or steps < _FEWEST_STEPS:
             return
         if len(self._carried) >= _FEWEST_EPOCHS and min(self._carried) > size:
-            yield Problem(
+            yield self._first_carried.report(
                 f"The first step of {len(self._carried)} epochs used {max(self._carried)} batches, "
                 f"some of them of the epoch before. The other steps used {size}.",
-                {
-                    "batches": max(self._carried),
-                    "epochs": len(self._carried),
-                    "window": size,
-                },
-                location=self._location,
-                since_step=self._first,
+                {"batches": max(self._carried), "epochs": len(self._carried), "window": size},
             )
         elif len(self._lost) >= _FEWEST_EPOCHS and max(self._lost) < size:
-            yield Problem(
+            yield self._first_lost.report(
                 f"At the end of {len(self._lost)} epochs, gradients were zeroed before a step used "
                 f"them: those of {format_count(max(self._lost), 'batch', 'batches')}. A step uses "
                 f"{size}.",
                 {"batches": self._lost[0], "epochs": len(self._lost), "window": size},
-                location=self._location,
-                since_step=self._first,
             )

@@ -46,8 +46,9 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from surestep.doctor.limits import CLIPPED_SHARE, FAR_ABOVE_LIMIT, FEWEST_CLIPPED
-from surestep.doctor.problem import NOWHERE, Problem
+from surestep.doctor.problem import Problem
 from surestep.doctor.runtime.series import Series
+from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class GradientsAlwaysClippedWatcher(Watcher):
 
     def __init__(self) -> None:
         self._norms: Series[float] = Series(_KEPT)
-        self._location = NOWHERE
+        self._clips = Tally()
 
     def on_clip(
         self, run: Script, parameters: Sequence[Tensor], limit: float, norm: Tensor | None
@@ -73,8 +74,7 @@ class GradientsAlwaysClippedWatcher(Watcher):
         # To read the norm of shards, the ranks would have to exchange them.
         if limit <= 0 or norm is None or hasattr(norm, "full_tensor"):
             return
-        if self._location is NOWHERE:
-            self._location = run.locate()
+        self._clips.add_here(run)
         self._norms.add(norm, limit)
 
     def observe(self, run: Script) -> Iterator[Problem]:
@@ -83,10 +83,8 @@ class GradientsAlwaysClippedWatcher(Watcher):
         if len(ratios) >= FEWEST_CLIPPED and far >= CLIPPED_SHARE * len(ratios):
             usual = median(ratios)
             clipped = sum(ratio > 1 for ratio in ratios)
-            yield Problem(
+            yield self._clips.report(
                 f"{clipped} of {len(ratios)} steps were clipped, with a raw norm of {usual:.3g} "
                 "times the limit in the median.",
                 {"clipped": clipped, "steps": len(ratios), "times": usual},
-                location=self._location,
-                since_step=1,
             )

@@ -91,7 +91,7 @@ class ScheduleBeforeOptimizerWatcher(ScheduleWatcher):
     def observe(self, run: Script) -> Iterator[Problem]:
         for seen in run.schedules.seen:
             # Several steps before the first one restore a schedule; a scaler may have skipped one.
-            is_first = seen.before == 1 and seen.first_at == seen.made_at == 0
+            is_first = seen.before == 1 and seen.first_at == 0 and seen.since_step == 1
             is_in_loop = len(seen.lines) == 2 and seen.lines[0] == seen.lines[1]
             is_usual = seen.steps <= seen.optimizer_steps + 1 and seen.optimizer_steps >= _FEWEST
             if is_first and is_in_loop and is_usual and not (seen.is_scaled or seen.is_part):

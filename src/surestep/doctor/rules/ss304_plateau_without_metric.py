@@ -47,6 +47,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from surestep.doctor.problem import Location, Problem, at_event
+from surestep.doctor.runtime.tally import Occurrence
 from surestep.doctor.source.schedules import PLATEAU, creations
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import describe, find_actions, is_made_by
@@ -119,11 +120,12 @@ def _is_min(made: Call) -> bool:
 
 
 @dataclass
-class _Calls:
+class _Calls(Occurrence):
     """The steps of a schedule.
 
     Attributes:
         location: of the first one.
+        since_step: of the first one, as all are wrong.
         number: of them.
         is_count: whether the metric grew by 1 in all of them.
         is_rate: whether the metric was the learning rate in all of them.
@@ -131,6 +133,7 @@ class _Calls:
     """
 
     location: Location
+    since_step: int = 1
     number: int = 0
     is_count: bool = True
     is_rate: bool = True
@@ -164,9 +167,7 @@ class PlateauWithoutMetricWatcher(Watcher):
             if calls.number < _FEWEST or not (calls.is_count or calls.is_rate):
                 continue
             what = "a number that grew by 1" if calls.is_count else "the learning rate"
-            yield Problem(
+            yield calls.report(
                 f"The metric of ReduceLROnPlateau was {what} in all of its {calls.number} calls.",
                 {"calls": calls.number},
-                location=calls.location,
-                since_step=1,
             )

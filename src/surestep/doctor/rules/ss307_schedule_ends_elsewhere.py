@@ -111,18 +111,11 @@ class ScheduleEndsElsewhereWatcher(ScheduleWatcher):
             height = planned.highest - planned.end
             if is_short and planned.last - planned.end > ABOVE_END * height:
                 last, end = planned.last / planned.highest, planned.end / planned.highest
-                yield Problem(
+                yield seen.report(
                     f"{seen.name} is planned for {planned.total} steps, and made {planned.steps}: "
                     f"the last learning rate was {last:.0%} of the highest, and its end is "
                     f"{end:.0%}.",
-                    {
-                        "steps": planned.steps,
-                        "planned": planned.total,
-                        "last": last,
-                        "end": end,
-                    },
-                    location=seen.location,
-                    since_step=seen.made_at + 1,
+                    {"steps": planned.steps, "planned": planned.total, "last": last, "end": end},
                 )
 
 

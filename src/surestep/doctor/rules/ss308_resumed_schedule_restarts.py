@@ -66,6 +66,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from surestep.doctor.problem import NOWHERE, Location, Problem, at_event
+from surestep.doctor.runtime.tally import Occurrence
 from surestep.doctor.source.schedules import (
     creations,
     is_schedule_of,
@@ -132,14 +133,15 @@ def _is_resumed(loop: SourceLoop) -> bool:
 
 
 @dataclass
-class _Schedule:
+class _Schedule(Occurrence):
     """What happened to a schedule.
 
     Attributes:
         steps: of it.
         last: steps of its optimizer before its last step; -1 before the first.
         is_restored: whether its state was loaded, or it was stepped without its optimizer.
-        resumed_at: steps of all optimizers before the optimizer was restored; -1 if it was not.
+        since_step: the step that followed when the optimizer was restored; 0 if it was not.
+        location: of its first step.
     """
 
     name: str
@@ -147,7 +149,7 @@ class _Schedule:
     steps: int = 0
     last: int = -1
     is_restored: bool = False
-    resumed_at: int = -1
+    since_step: int = 0
     location: Location = NOWHERE
 
 
@@ -179,7 +181,7 @@ class ResumedScheduleRestartsWatcher(Watcher):
             return  # its own state, as some libraries load it
         for seen in self._all:
             if seen.optimizer() is owner and seen.steps == 0:
-                seen.resumed_at = run.step
+                seen.since_step = run.step + 1
 
     def after_step(self, run: Script, optimizer: Optimizer) -> None:
         self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
@@ -198,11 +200,9 @@ class ResumedScheduleRestartsWatcher(Watcher):
 
     def observe(self, run: Script) -> Iterator[Problem]:
         for seen in self._all:
-            if seen.resumed_at >= 0 and seen.steps > 1 and not seen.is_restored:
-                yield Problem(
+            if seen.since_step and seen.steps > 1 and not seen.is_restored:
+                yield seen.report(
                     f"{seen.name} began at its first step, although the optimizer was restored "
                     "with a learning rate that a schedule had changed.",
                     {"steps": seen.steps},
-                    location=seen.location,
-                    since_step=seen.resumed_at + 1,
                 )

@@ -171,12 +171,10 @@ class ResumeRepeatsAnEpochWatcher(ResumeWatcher):
                 series, number, offset = found
                 first = series.first.number
                 effect = "repeats the last epoch" if offset < 0 else "skips one"
-                yield Problem(
+                yield series.report(
                     f'A resume {effect}: the checkpoint had "{series.name}" {number}, and the one '
                     f"that was saved after the next epoch has {first}.",
                     {"name": series.name, "loaded": number, "saved": first},
-                    location=series.location,
-                    since_step=series.step,
                 )
 
 

@@ -50,12 +50,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from surestep.doctor.problem import NOWHERE, Location, Problem
+from surestep.doctor.problem import Problem
 from surestep.doctor.runtime.passes import count_batches
-from surestep.doctor.watcher import Script, Watcher
+from surestep.doctor.runtime.replicas import ReplicasWatcher, report_replicas
+from surestep.doctor.watcher import Script
 
 if TYPE_CHECKING:
-    from torch import nn
     from torch.utils.data import DataLoader
 
 SEVERITY = "error"
@@ -63,40 +63,29 @@ FIX = "Divide the data with DistributedSampler, or give the loader drop_last=Tru
 _COMPARED = 20  # iterations over the data
 
 
-class UnevenBatchesWatcher(Watcher):
+class UnevenBatchesWatcher(ReplicasWatcher):
     """Compare how many batches the loaders of the ranks have."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._lengths: list[int] = []  # of the loaders, in the order of their iterations
-        self._location = NOWHERE
-        self._has_replicas = False
 
     def on_loader(self, run: Script, loader: DataLoader[Any]) -> None:
         length = count_batches(loader) if len(self._lengths) < _COMPARED else None
-        if length is None:
-            return
-        self._lengths.append(length)
-        if len(self._lengths) == 1:
-            self._location = run.locate()
-
-    def on_forward(self, run: Script, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if run.averages_gradients(module):
-            self._has_replicas = True
+        if length is not None:
+            self._lengths.append(length)
+            self.seen.add_here(run)
 
     def report_rank(self, run: Script) -> Any:
-        if not (self._has_replicas and run.backwards and self._lengths):
-            return None
-        location = self._location.file, self._location.line
-        return {"lengths": self._lengths, "location": location}
+        is_trained = run.backwards and self._lengths
+        return self.locate_facts(lengths=self._lengths) if is_trained else None
 
     def observe_ranks(self, facts: Mapping[int, Any]) -> Iterator[Problem]:
         lengths = {rank: fact["lengths"][0] for rank, fact in facts.items()}
         if len(set(lengths.values())) > 1:
-            file, line = facts[min(facts)]["location"]
             listed = ", ".join(f"{length} on rank {rank}" for rank, length in lengths.items())
-            yield Problem(
+            yield report_replicas(
+                facts,
                 f"The ranks have different numbers of batches: {listed}.",
-                {"batches": list(lengths.values()), "ranks": sorted(facts)},
-                location=Location(file, line),
-                since_step=1,
+                {"batches": list(lengths.values())},
             )

@@ -49,8 +49,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from surestep.doctor.problem import NOWHERE, Location, Problem
-from surestep.doctor.watcher import Script, Watcher
+from surestep.doctor.problem import Problem
+from surestep.doctor.runtime.replicas import ReplicasWatcher, report_replicas
+from surestep.doctor.watcher import Script
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -63,25 +64,25 @@ _TOLERANCE = 1e-6  # relative: sums of equal parameters are equal
 _SHOWN = 5  # names in a message
 
 
-class ReplicasDifferWatcher(Watcher):
+class ReplicasDifferWatcher(ReplicasWatcher):
     """Compare the sums of the parameters after the last step that was sampled."""
 
     SAMPLED = ("after_step",)
 
     def __init__(self) -> None:
-        self._location = NOWHERE
+        super().__init__()
         self._models: WeakSet[nn.Module] = WeakSet()
         self._step = 0
         self._sums: dict[str, tuple[Tensor, Tensor]] = {}
 
     def on_forward(self, run: Script, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        super().on_forward(run, module, inputs)
         if run.averages_gradients(module):
             self._models.add(module)
 
     def after_step(self, run: Script, optimizer: Optimizer) -> None:
         for model in self._models:
-            if self._location is NOWHERE:
-                self._location = run.locate()
+            self.seen.add_here(run)
             self._step = run.step
             self._sums = {
                 name.removeprefix("module."): (_sum(parameter), _sum(parameter.detach().abs()))
@@ -89,13 +90,8 @@ class ReplicasDifferWatcher(Watcher):
             }
 
     def report_rank(self, run: Script) -> Any:
-        if not self._sums:
-            return None
-        return {
-            "step": self._step,
-            "sums": {name: [value.item() for value in sums] for name, sums in self._sums.items()},
-            "location": (self._location.file, self._location.line),
-        }
+        values = {name: [value.item() for value in sums] for name, sums in self._sums.items()}
+        return self.locate_facts(step=self._step, sums=values) if values else None
 
     def observe_ranks(self, facts: Mapping[int, Any]) -> Iterator[Problem]:
         first, *others = facts.values()
@@ -111,12 +107,11 @@ class ReplicasDifferWatcher(Watcher):
         ]
         if different:
             more = f" and {len(different) - _SHOWN} more" if len(different) > _SHOWN else ""
-            yield Problem(
+            yield report_replicas(
+                facts,
                 f"After {first['step']} steps, the ranks have different values of "
                 f"{', '.join(different[:_SHOWN])}{more}.",
-                {"parameters": different[:50], "count": len(different), "ranks": sorted(facts)},
-                location=Location(*first["location"]),
-                since_step=1,
+                {"parameters": different[:50], "count": len(different)},
             )
 
 

@@ -53,16 +53,17 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from surestep.doctor.problem import Location, Problem, at_event
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.runtime.replicas import ReplicasWatcher, report_replicas
 from surestep.doctor.source.checkpoints import depends_on_rank
 from surestep.doctor.source.trace import Program, Trace
 from surestep.doctor.source.training import describe, find_actions
 from surestep.doctor.source.values import Call, Constant, Unknown, Value, walk
 from surestep.doctor.source.wrapping import REDUCES, find_wrappers
-from surestep.doctor.watcher import Script, Watcher
+from surestep.doctor.watcher import Script
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 _COMPARED = 10  # batches
 _FEWEST = 3
@@ -118,14 +119,13 @@ def _shuffles_everything(call: Call) -> bool:
     return is_known and len(call.args) <= 3 and not depends_on_rank(dataset)
 
 
-class SeedSameOnAllRanksForDataWatcher(Watcher):
+class SeedSameOnAllRanksForDataWatcher(ReplicasWatcher):
     """Compare the first batches of the ranks that train one model."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._batches: list[list[float]] = []
-        self._location: Location | None = None
         self._waiting: Any = None
-        self._has_replicas = False
 
     def on_batch(self, run: Script, loader: Any, batch: Any, seconds: float) -> None:
         if len(self._batches) < _COMPARED:
@@ -133,33 +133,22 @@ class SeedSameOnAllRanksForDataWatcher(Watcher):
 
     def on_backward(self, run: Script, losses: Sequence[Tensor], keeps_graph: bool) -> None:
         if self._waiting is not None:
-            self._location = self._location or run.locate()
+            self.seen.add_here(run)
             self._batches.append(_summarize(self._waiting))
             self._waiting = None
 
-    def on_forward(self, run: Script, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if run.averages_gradients(module):
-            self._has_replicas = True
-
     def report_rank(self, run: Script) -> Any:
-        if not self._has_replicas or len(self._batches) < _FEWEST or self._location is None:
-            return None
-        return {
-            "batches": self._batches,
-            "location": (self._location.file, self._location.line),
-        }
+        return self.locate_facts(batches=self._batches) if len(self._batches) >= _FEWEST else None
 
     def observe_ranks(self, facts: Mapping[int, Any]) -> Iterator[Problem]:
         count = min(len(fact["batches"]) for fact in facts.values())
         first, *others = (fact["batches"][:count] for fact in facts.values())
         varies = any(batch != first[0] for batch in first)
         if varies and all(other == first for other in others):
-            file, line = facts[min(facts)]["location"]
-            yield Problem(
+            yield report_replicas(
+                facts,
                 f"{len(facts)} ranks trained on the same {count} batches in the same order.",
-                {"batches": count, "ranks": sorted(facts)},
-                location=Location(file, line),
-                since_step=1,
+                {"batches": count},
             )
 
 

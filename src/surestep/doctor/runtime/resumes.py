@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 
 from surestep.doctor.problem import NOWHERE, Location
 from surestep.doctor.runtime.passes import Pass
+from surestep.doctor.runtime.tally import Occurrence
 from surestep.doctor.source.checkpoints import EPOCH_KEY
 from surestep.doctor.watcher import Script, Watcher
 
@@ -59,7 +60,7 @@ class Saved:
 
 
 @dataclass(eq=False)
-class SavedNumbers:
+class SavedNumbers(Occurrence):
     """The numbers that one line saves under one name.
 
     Attributes:
@@ -67,7 +68,7 @@ class SavedNumbers:
         location: the line.
         names: of all entries of the checkpoint.
         words: in the name of the file.
-        step: steps of all optimizers before the first one.
+        since_step: the last step before the first one.
         first: what was saved first.
         last: what was saved last.
         follows_passes: whether the number grows by one with each pass over a DataLoader.
@@ -79,7 +80,7 @@ class SavedNumbers:
     location: Location
     names: frozenset[str]
     words: frozenset[str]
-    step: int
+    since_step: int
     first: Saved
     last: Saved
     follows_passes: bool = True

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from surestep.doctor.problem import Location
+from surestep.doctor.runtime.tally import Occurrence
 from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
@@ -20,13 +21,13 @@ _MOST = 32  # schedules that are followed
 
 
 @dataclass
-class Seen:
+class Seen(Occurrence):
     """A schedule, and the steps since it was made.
 
     Attributes:
         name: "StepLR".
         location: where it was made.
-        made_at: steps of all optimizers before it was made.
+        since_step: the step that followed.
         values: its settings, such as `T_max`; they are read when it is made.
         numbers: integers that the function of a LambdaLR takes from around it.
         optimizer: of which it sets the learning rate.
@@ -48,7 +49,7 @@ class Seen:
 
     name: str
     location: Location
-    made_at: int
+    since_step: int
     values: dict[str, Any]
     numbers: frozenset[int]
     optimizer: weakref.ref[Optimizer]
@@ -113,7 +114,7 @@ class ScheduleRecorder(Watcher):
         }
         numbers = _list_numbers(getattr(schedule, "lr_lambdas", ()))
         name, reference = type(schedule).__name__, weakref.ref(optimizer)
-        made = Seen(name, run.locate(), run.step, values, numbers, reference)
+        made = Seen(name, run.locate(), run.step + 1, values, numbers, reference)
         self.seen.append(made)
         self._of[schedule] = made
         self._by_optimizer.setdefault(optimizer, []).append(made)

@@ -123,10 +123,8 @@ class ScheduleNeverSteppedWatcher(ScheduleWatcher):
                 continue
             # A run of one epoch may end before the first step of a schedule.
             if run.is_whole and seen.optimizer_steps >= _FEWEST and seen.epochs != 1:
-                yield Problem(
+                yield seen.report(
                     f"{seen.name} made no step in {seen.optimizer_steps} steps of its optimizer: "
                     "the learning rate kept its first value.",
                     {"optimizer_steps": seen.optimizer_steps},
-                    location=seen.location,
-                    since_step=seen.made_at + 1,
                 )
