@@ -54,10 +54,10 @@ from weakref import WeakKeyDictionary
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.batches import find_labels
-from surestep.doctor.runtime.passes import Pass, Passes, keeps_order
+from surestep.doctor.runtime.passes import Pass, Passes
 from surestep.doctor.source.loaders import Loader, find_loaders, find_training_loops
 from surestep.doctor.source.trace import Program
-from surestep.doctor.source.training import describe, options_of
+from surestep.doctor.source.training import describe, options_of, tensor_of
 from surestep.doctor.source.values import Call, Collection, Constant, Operation, Value, walk
 from surestep.doctor.watcher import Script, Watcher
 
@@ -70,7 +70,6 @@ SEVERITY = "warning"
 REVIEWED = True
 FIX = "Write DataLoader(train_set, ..., shuffle=True)."
 _FOLDERS = ("torchvision.datasets.ImageFolder", "torchvision.datasets.DatasetFolder")
-_JOINED = ("torch.utils.data.ConcatDataset",)
 _JOINS = ("torch.cat", "torch.concat", "torch.hstack", "numpy.concatenate", "numpy.hstack")
 _CONSTANTS = frozenset("zeros ones full zeros_like ones_like full_like".split())
 _MIXES = re.compile(r"shuffle|perm|random_split|train_test_split|sample|Subset|choice|argsort")
@@ -119,7 +118,7 @@ def _explain_order(dataset: Value) -> str:
         return ""
     if made.path in _FOLDERS:
         return "those of a folder of images are ordered by class"
-    if made.path in _JOINED:
+    if made.path == "torch.utils.data.ConcatDataset":
         parts = made.argument(0, "datasets")
         is_list = isinstance(parts, Collection) and len(parts.elements) > 1
         return f"`{describe(made)}` puts one dataset after another" if is_list else ""
@@ -134,7 +133,7 @@ def _counts_up(value: Value) -> bool:
     if not isinstance(value, Call):
         return _is_sum_of_lists(value)
     if value.name in ("repeat_interleave", "repeat"):
-        source = value.receiver if value.is_method else value.argument(0, "input")
+        source = tensor_of(value)
         is_range = isinstance(source, Call) and source.name == "arange"
         return is_range and (value.name == "repeat_interleave" or value.path == "numpy.repeat")
     parts = value.argument(0, "tensors") if value.path in _JOINS else None
@@ -147,13 +146,9 @@ def _is_sum_of_lists(value: Value) -> bool:
     """Return whether a value is `[0] * n + [1] * n`."""
     if not isinstance(value, Operation) or value.operator != "+":
         return False
-    return all(
-        isinstance(entry, Operation)
-        and entry.operator == "*"
-        and isinstance(entry.operands[0], Collection)
-        and len(entry.operands[0].elements) == 1
-        for entry in value.operands
-    )
+    products = [e for e in value.operands if isinstance(e, Operation) and e.operator == "*"]
+    lists = [e.operands[0] for e in products if isinstance(e.operands[0], Collection)]
+    return len(value.operands) == sum(len(entry.elements) == 1 for entry in lists)
 
 
 @dataclass
@@ -182,7 +177,7 @@ class TrainingDataNotShuffledWatcher(Watcher):
     def on_loader(self, run: Script, loader: DataLoader[Any]) -> None:
         known = self._orders.get(loader)
         is_known = known is not None and known.entry.trained > 0
-        if is_known or len(self._found) >= _MOST_LOADERS or not keeps_order(loader):
+        if is_known or len(self._found) >= _MOST_LOADERS or not _keeps_order(loader):
             return
         order = self._orders[loader] = _Order(self._passes.begin(run, loader))
         self._found = [seen for seen in self._found if seen.entry.trained]
@@ -215,6 +210,16 @@ class TrainingDataNotShuffledWatcher(Watcher):
                     f"were shuffled, there would be about {expected:.0f}.",
                     {"samples": count, "runs": runs, "expected": round(expected)},
                 )
+
+
+def _keeps_order(loader: DataLoader[Any]) -> bool:
+    """Return whether a loader gives the samples in the order of its dataset."""
+    from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
+
+    if isinstance(loader.dataset, IterableDataset):
+        return True
+    is_plain = type(loader.batch_sampler) is BatchSampler
+    return is_plain and type(loader.sampler) is SequentialSampler
 
 
 def _count_runs(batches: list[list[Any]]) -> tuple[int, float, int]:

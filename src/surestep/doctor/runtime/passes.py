@@ -61,16 +61,6 @@ class Passes:
         return self._passes.get(loader)
 
 
-def keeps_order(loader: DataLoader[Any]) -> bool:
-    """Return whether a loader gives the samples in the order of its dataset."""
-    from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
-
-    if isinstance(loader.dataset, IterableDataset):
-        return True
-    is_plain = type(loader.batch_sampler) is BatchSampler
-    return is_plain and type(loader.sampler) is SequentialSampler
-
-
 def count_batches(loader: DataLoader[Any]) -> int | None:
     """Return the number of batches of a pass; None if that is not known before its end.
 
