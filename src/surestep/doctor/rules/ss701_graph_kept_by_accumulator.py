@@ -121,7 +121,7 @@ def _is_reset(trace: Trace, event: Event) -> bool:
     others = [e for e in trace.events if e.loop is event.loop and e is not event]
     stores = [other for other in others if other.kind == "store"]
     if event.call is not None:
-        cleared = [o.call.receiver for o in others if o.call is not None and o.call.name == "clear"]
+        cleared = [e.call.receiver for e in others if e.call is not None and e.call.name == "clear"]
         made = [store.value for store in stores]
         return any(value is event.call.receiver for value in (*cleared, *made))
     return event.target is not None and any(
