@@ -197,12 +197,22 @@ def test_what_was_missed_is_delivered_later(tmp_path, monkeypatch):
     late = Recorder()
     Delivery(tmp_path, late).deliver()
     assert losses(late) == expected_points(run)
-    again = Recorder()
-    Delivery(tmp_path, again).deliver()
-    assert again.calls == []
     everything = Recorder()
     Delivery(tmp_path, everything, from_start=True).deliver()
     assert losses(everything) == expected_points(run)
+
+
+def test_tracker_that_a_killed_process_left_open_is_started_again(tmp_path):
+    train(tmp_path)
+    Delivery(tmp_path, Recorder()).deliver()
+    size = (tmp_path / "events.jsonl").stat().st_size
+    for calls in (["start", "close"], []):
+        recorder = Recorder()
+        delivery = Delivery(tmp_path, recorder)
+        delivery.deliver()
+        delivery.close()
+        assert [name for name, _ in recorder.calls] == calls
+        assert [run.delivered for (run,) in recorder.of("start")] == [size] * len(calls[:1])
 
 
 def test_resumed_run_continues_with_the_state_of_the_tracker(tmp_path):

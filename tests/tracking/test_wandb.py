@@ -13,11 +13,10 @@ from surestep.tracking.follower import Delivery
 from surestep.tracking.study import finish_study
 from surestep.tracking.tracker import StudyResult
 from surestep.tracking.wandb import WandbTracker
+from surestep.tracking.wandb_log import read_chunks
 from surestep.trainer.planning import TaskOrigin
 from tests.needs import needs
 from tests.tracking.test_delivery import DATA, expected_points, options, train
-
-BLOCK, FULL_OR_LAST = 32768, (1, 4)
 
 
 @pytest.fixture(autouse=True)
@@ -28,66 +27,71 @@ def offline(monkeypatch, tmp_path):
     monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "data"))
 
 
-def chunks(data):
-    """Yield the complete records of a file in LevelDB's log format, after a header of 7 bytes.
-
-    The service may still be writing: a record whose end is not in the file yet is not one.
-    """
-    place, record = 7, b""
-    while place + 7 <= len(data):
-        if BLOCK - place % BLOCK < 7:
-            place += BLOCK - place % BLOCK
-            continue
-        _, size, kind = struct.unpack_from("<IHB", data, place)
-        if kind == 0 or place + 7 + size > len(data):
-            return
-        record += data[place + 7 : place + 7 + size]
-        place += 7 + size
-        if kind in FULL_OR_LAST:
-            yield record
-            record = b""
-
-
 def test_record_without_its_end_is_not_read():
     header = struct.pack("<IHB", 0, 4, 1)
     data = bytes(7) + (header + b"abcd") * 2
-    assert list(chunks(data)) == [b"abcd"] * 2
+    assert list(read_chunks(data)) == [b"abcd"] * 2
     for missing in range(1, 12):
-        assert list(chunks(data[:-missing])) == [b"abcd"]
+        assert list(read_chunks(data[:-missing])) == [b"abcd"]
+
+
+def paths(folder):
+    """Return the offline files of a run folder, in order."""
+    return sorted(folder.glob("wandb/offline-run-*/run-*.wandb"))
 
 
 def records(folder):
     """Return the records in the offline files of a run folder, in order."""
-    paths = sorted(folder.glob("wandb/offline-run-*/run-*.wandb"))
-    return [record for path in paths for record in complete_file(path)]
+    return [record for path in paths(folder) for record in complete_file(path)]
+
+
+def read_file(path):
+    """Return the complete records of a file."""
+    from wandb.proto import wandb_internal_pb2
+
+    return [wandb_internal_pb2.Record.FromString(chunk) for chunk in read_chunks(path.read_bytes())]
 
 
 def complete_file(path):
     """Return the records of a file; the service may write its end after `finish()` has returned."""
-    from wandb.proto import wandb_internal_pb2
-
     for _ in range(2400):  # two minutes
-        found = [wandb_internal_pb2.Record.FromString(chunk) for chunk in chunks(path.read_bytes())]
+        found = read_file(path)
         if any(record.HasField("exit") for record in found):
             return found
         time.sleep(0.05)
     raise AssertionError(f"{path} has no end")
 
 
-def history(folder):
+def rows_of(records):
     return [
         {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in one.item}
-        for one in (record.history for record in records(folder) if record.HasField("history"))
+        for one in (record.history for record in records if record.HasField("history"))
     ]
 
 
-def losses(folder):
+def written_rows(folder):
+    """Return the rows of offline files, of which only the last has an end."""
+    *killed, last = paths(folder)
+    return rows_of(
+        [*(record for path in killed for record in read_file(path)), *complete_file(last)]
+    )
+
+
+def losses_of(rows):
     return [
         (row["step"], name, row[name])
-        for row in history(folder)
+        for row in rows
         for name in ("train/loss", "val/loss")
         if name in row
     ]
+
+
+def history(folder):
+    return rows_of(records(folder))
+
+
+def losses(folder):
+    return losses_of(history(folder))
 
 
 def test_run_is_written_offline_and_resumed_with_the_same_id(tmp_path):

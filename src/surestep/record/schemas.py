@@ -383,9 +383,8 @@ STUDY = _adapter(
 _TENSOR = _open({"name": str, "dtype": str, "shape": _list[_annotated[int, Field(ge=-1)]]})
 SIGNATURE = _adapter(_open({"inputs": _list[_TENSOR], "outputs": _list[_TENSOR]}))
 _EVALUATED = _open({"step": Size, "metrics": dict[str, Number]})
-TRACKER = _adapter(
-    _open({"offset": Size, "state": dict[str, Any]}, {"key": str, "evaluated": _list[_EVALUATED]})
-)
+_MAY_TRACK = {"key": str, "is_open": bool, "evaluated": _list[_EVALUATED]}
+TRACKER = _adapter(_open({"offset": Size, "state": dict[str, Any]}, _MAY_TRACK))
 _WRITER = _open({"host": str, "pid": Size, "token": str, "time": Number})
 MIRROR = _adapter(
     _open(

@@ -120,6 +120,8 @@ class Delivery:
         self.offset: int = 0 if from_start else record["offset"]
         self._state: dict[str, Any] = record["state"]
         self._key: str | None = record.get("key")
+        # A process that was killed did not close the tracker: it may have lost what it took last.
+        self._must_close = not from_start and record.get("is_open", False)
         evaluated = () if from_start else record.get("evaluated", ())  # older versions write none
         # By step, since the last checkpoint.
         self._evaluated = {entry["step"]: numbers_of(entry["metrics"]) for entry in evaluated}
@@ -140,6 +142,8 @@ class Delivery:
     def deliver(self) -> None:
         """Send what is new; an exception of the tracker leaves the rest for the next call."""
         events, self._calls = read_new_events(self._events, self.offset), 0
+        if self._must_close and not self._is_started:
+            self._start()
         while batch := list(islice(events, BATCH)):
             if not self._is_started and any(event["event"] != "notice" for event, _ in batch):
                 self._start()
@@ -153,6 +157,8 @@ class Delivery:
             self._is_started = False
             with self._calling("close"):
                 self.tracker.close()
+            self._must_close = False
+            self._record()
 
     @contextmanager
     def _calling(self, method: str) -> Iterator[None]:
@@ -181,12 +187,13 @@ class Delivery:
             key=self._key,
             state=self._state,
             from_start=self._from_start and not self.offset,
+            delivered=self.offset,
             study=config.get("study"),
             load_model=self._load_model if self.tracker.uses_model else None,
         )
         with self._calling("start"):
             self._state = dict(self.tracker.start(run) or self._state)
-        self._is_started = True
+        self._is_started = self._must_close = True
         self._record()
 
     def _send(self, events: Iterator[dict[str, Any]]) -> None:
@@ -245,6 +252,7 @@ class Delivery:
             "offset": self.offset,
             "state": self._state,
             "key": self._key,
+            "is_open": self._must_close,
             "evaluated": [{"step": at, "metrics": found} for at, found in self._evaluated.items()],
         }
         with self._lock:

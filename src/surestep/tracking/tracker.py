@@ -70,6 +70,7 @@ class TrackedRun:
             that was killed. Store it in the service, and search for it before you create a run.
         state: what `start` returned for this run before; empty the first time.
         from_start: everything is sent again, and replaces what was recorded before.
+        delivered: bytes of `events.jsonl` that were delivered before, by any process.
         study: the name of the search that the run is a trial of; None if it is not one.
         load_model: returns a new model on the CPU, with the weights of the best checkpoint, in eval
             mode; None if the tracker does not use it, or the code of the model is not at hand.
@@ -82,6 +83,7 @@ class TrackedRun:
     key: str
     state: Mapping[str, Any] = field(default_factory=dict)
     from_start: bool = False
+    delivered: int = 0
     study: str | None = None
     load_model: Callable[[], "nn.Module"] | None = None
 

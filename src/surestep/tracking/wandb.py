@@ -3,16 +3,19 @@
 import hashlib
 import json
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
-from surestep.record.events import read_events
+from surestep.record.events import read_events, read_new_events
 from surestep.tracking.checkpoint_copy import copy_checkpoint, describe_checkpoint
 from surestep.tracking.findings import name_finding, texts_by_rule
+from surestep.tracking.points import read_points
 from surestep.tracking.tracker import Point, StudyResult, TrackedRun, Tracker
+from surestep.tracking.wandb_log import read_last_row
 
 _STEP = "step"  # the x-axis: unlike W&B's own step, it may repeat when a run resumes
 
@@ -28,6 +31,8 @@ class WandbTracker(Tracker):
 
     name: ClassVar[str] = "wandb"
     _wandb: Any = None
+    _row: int  # the number of the newest point
+    _last_row: int  # the number of the newest row that an earlier process stored
 
     def start(self, run: TrackedRun) -> Mapping[str, Any]:
         """Create the W&B run, or continue the one of this run folder."""
@@ -41,10 +46,33 @@ class WandbTracker(Tracker):
             config["signature"] = run.signature
         self._wandb = _init(run.path, run_id, name=run.name, group=run.study, config=config)
         self._began = next(read_events(run.path / "events.jsonl")).get("time", 0.0)
-        self._row = -1
         self._wandb.define_metric(_STEP, hidden=True)
         self._wandb.define_metric("*", step_metric=_STEP)
-        return {"id": self._wandb.id}
+        self._row = self._last_row = -1
+        stored = -1 if run.from_start else self._repeat_lost(run)
+        folder = Path(self._wandb.dir).parent.name
+        return {"id": self._wandb.id, "folder": folder, "row": stored}
+
+    def _repeat_lost(self, run: TrackedRun) -> int:
+        """Log again what an earlier process logged and W&B has not, since it was killed.
+
+        W&B's service takes a row at once, and writes or sends it up to 15 seconds later.
+
+        Returns:
+            The newest row that W&B has stored.
+        """
+        stored = [] if self._wandb.settings._offline else [self._wandb.starting_step - 1]
+        before = run.path / "wandb" / run.state.get("folder", "")
+        if (last := read_last_row(before)) is not None:
+            stored.append(max(last, run.state.get("row", -1)))
+        self._last_row = max(stored, default=sys.maxsize)  # no row is known to be missing
+        for event, end in read_new_events(run.path / "events.jsonl", 0):
+            if end > run.delivered:
+                break
+            self.log(tuple(read_points(event)))
+        if not stored:
+            self._last_row = self._row
+        return self._last_row
 
     def log(self, points: Sequence[Point]) -> None:
         """Log each point as a row.
@@ -54,6 +82,8 @@ class WandbTracker(Tracker):
         """
         for point in points:
             self._row = max(self._row + 1, round((point.time - self._began) * 1000))
+            if self._row <= self._last_row:
+                continue  # stored by a process that was killed before it recorded the delivery
             row = {**point.values, _STEP: point.step, "_timestamp": point.time}
             self._wandb.log(row, step=self._row, commit=True)
 
