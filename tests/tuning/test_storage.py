@@ -1,9 +1,13 @@
 import errno
 import os
+import re
 import sqlite3
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
 
 import optuna
 import pytest
@@ -12,8 +16,10 @@ from surestep.base.errors import ConfigError, RunError
 from surestep.tuning.open import read_study
 from surestep.tuning.storage import (
     JOURNAL,
+    Outage,
     open_storage,
     persist,
+    persist_while_up,
     require_optuna,
     without_password,
 )
@@ -196,17 +202,21 @@ def test_sqlite_waits_for_another_worker_instead_of_failing(tmp_path):
 
 
 class Broken:
-    """An object whose method fails some times before it works."""
+    """A study whose database fails some times before it works."""
+
+    folder, settings = Path("searches/my study"), SimpleNamespace(storage="postgresql://me@db/s")
 
     def __init__(self, error, times):
-        self.error, self.left = error, times
+        self.error, self.left, self.outage = error, times, Outage()
 
-    @persist
-    def read(self):
+    def request(self):
         self.left -= 1
         if self.left >= 0:
             raise self.error
         return "found"
+
+    read = persist(request)
+    beat = persist_while_up(request)
 
 
 @pytest.fixture
@@ -216,18 +226,50 @@ def waits(monkeypatch):
     return found
 
 
-def test_request_to_a_database_is_repeated(waits):
-    error = optuna.exceptions.StorageInternalError("An exception is raised during the commit.")
-    assert Broken(error, times=3).read() == "found"
-    assert waits == [1, 2, 4]
+COMMIT = optuna.exceptions.StorageInternalError("An exception is raised during the commit.")
+
+
+def test_request_to_a_database_is_repeated(waits, capsys):
+    assert Broken(COMMIT, times=2).read() == "found"
+    assert waits == [1, 2]
+    assert capsys.readouterr().err == ""
 
 
 def test_database_that_stays_away_ends_the_worker_with_its_message(waits):
     error = optuna.exceptions.StorageInternalError("An exception is raised during the commit.")
     error.__cause__ = sqlite3.OperationalError("server closed the connection\nmore")
-    with pytest.raises(RunError, match=r"does not answer: server closed the connection\. Run"):
+    command = "surestep search --resume 'searches/my study' --storage URL"
+    message = f"does not answer: server closed the connection. To continue once it does: {command}"
+    with pytest.raises(RunError, match=re.escape(message)):
         Broken(error, times=9).read()
     assert waits == [1, 2, 4, 8]
+
+
+def test_outage_of_a_database_is_printed_once_after_three_seconds_and_so_is_its_end(waits, capsys):
+    study = Broken(COMMIT, times=8)
+    for _ in range(2):
+        with suppress(RunError):
+            study.read()
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert "does not answer: An exception is raised during the commit" in lines[0]
+    assert "repeated for 15 s" in lines[0]
+    assert lines[1] == "The database of the study answers again."
+    assert study.read() == "found"
+    assert capsys.readouterr().err == ""
+
+
+def test_heartbeat_does_not_wait_again_for_a_database_that_stays_away(waits):
+    study = Broken(COMMIT, times=6)
+    for expected in ([1, 2, 4, 8], []):
+        waits.clear()
+        with pytest.raises(RunError):
+            study.beat()
+        assert waits == expected
+    assert study.beat() == "found"
+    study.left = 1
+    assert study.beat() == "found"
+    assert waits == [1]
 
 
 def test_full_disk_is_explained(waits):

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 from surestep.base.errors import ConfigError, RunError
 from surestep.base.secrets import first_line
-from surestep.base.text import format_count
+from surestep.base.text import format_count, print_escaped
 from surestep.base.warn import warn
 from surestep.record.events import copy_aside
 from surestep.record.io import os_error_hint
@@ -25,11 +27,15 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
     from sqlalchemy import URL
 
+    from surestep.tuning.settings import StudySettings
+
 P = ParamSpec("P")
+S = TypeVar("S", bound="_Stored")
 T = TypeVar("T")
 JOURNAL = "study.log"
 _SQLITE_TIMEOUT_S = 120  # how long a transaction waits for those of other workers
 _WAITS_S = (1, 2, 4, 8)  # before a request to a database is repeated
+_SILENT_S = 2  # a wait that is longer is the third or fourth of a request, and is reported
 _ATTEMPTS = 5  # to create the tables, while other processes create them too
 _EXAMPLES = "sqlite:///study.db or postgresql://user:password@host/database"
 INSTALL = "pip install optuna plotly"
@@ -307,36 +313,102 @@ def _explain_errors(place: str, advice: str) -> Iterator[None]:
         ) from error
 
 
-def persist(method: Callable[P, T]) -> Callable[P, T]:
+class Outage:
+    """Whether the database of a study answers, for all threads of a process.
+
+    Attributes:
+        is_long: it did not answer to the last requests that were repeated to their end.
+    """
+
+    def __init__(self) -> None:
+        self.is_long = False
+        self._is_reported = False
+
+    def report(self, error: Exception) -> None:
+        """Print once that the database does not answer."""
+        if not self._is_reported:
+            self._is_reported = True
+            print_escaped(
+                f"The database of the study does not answer: {_first_line(error)}. Each request is "
+                f"repeated for {sum(_WAITS_S)} s.",
+                sys.stderr,
+            )
+
+    def end(self) -> None:
+        """Note an answer, and print it if an outage was printed."""
+        self.is_long = False
+        if self._is_reported:
+            self._is_reported = False
+            print_escaped("The database of the study answers again.", sys.stderr)
+
+
+class _Stored(Protocol):
+    """What has methods that use the storage."""
+
+    folder: Path
+    settings: StudySettings
+    outage: Outage
+
+
+def persist(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
     """Repeat a method of a study if its database does not answer.
 
     Raises:
         RunError: it did not answer for 15 seconds, or a file of the study cannot be written.
     """
+    return _repeat(method, lambda _: _WAITS_S)
+
+
+def persist_while_up(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """Repeat a method of a study as `persist` does, but only in the first 15 s of an outage.
+
+    For what a search can do without: it must neither delay a trial again and again, nor the end.
+    """
+    return _repeat(method, lambda outage: () if outage.is_long else _WAITS_S)
+
+
+def _repeat(
+    method: Callable[Concatenate[S, P], T], waits: Callable[[Outage], Sequence[int]]
+) -> Callable[Concatenate[S, P], T]:
+    """Repeat a method of a study after each of these waits, in seconds."""
 
     @wraps(method)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+    def call(study: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
         from sqlalchemy.exc import SQLAlchemyError
 
-        internal = require_optuna().exceptions.StorageInternalError
-        for wait_s in (*_WAITS_S, None):
+        internal, outage = require_optuna().exceptions.StorageInternalError, study.outage
+        for wait_s in (*waits(outage), None):
             try:
-                return method(*args, **kwargs)
+                result = method(study, *args, **kwargs)
             except (internal, SQLAlchemyError) as error:
                 if wait_s is None:
-                    raise RunError(
-                        f"The database of the study does not answer: {_first_line(error)}. Run "
-                        "the same command again once it does: the study continues."
-                    ) from error
+                    outage.is_long = True
+                    raise _away_error(study, error) from error
+                if wait_s > _SILENT_S:
+                    outage.report(error)
                 time.sleep(wait_s)
             except OSError as error:
                 hint = os_error_hint(error, how=" with --study")
                 raise RunError(
                     f"The study could not be written: {error.strerror or error}. {hint}"
                 ) from error
+            else:
+                outage.end()
+                return result
         raise AssertionError
 
     return call
+
+
+def _away_error(study: _Stored, error: Exception) -> RunError:
+    """Return an error with the command that continues a study, for when its database answers."""
+    words = ["surestep", "search", "--resume", str(study.folder)]
+    if "@" in (study.settings.storage or ""):  # there may be a password, which is not recorded
+        words += ["--storage", "URL"]
+    return RunError(
+        f"The database of the study does not answer: {_first_line(error)}. To continue once it "
+        f"does: {shlex.join(words)}"
+    )
 
 
 def _first_line(error: BaseException) -> str:

@@ -28,7 +28,7 @@ from surestep.tuning.constraints import describe_violations
 from surestep.tuning.rows import ClaimedTrial, Observer, TrialRow, TrialState
 from surestep.tuning.samplers import make_pruner, make_sampler, quiet
 from surestep.tuning.settings import StudySettings, read_settings
-from surestep.tuning.storage import JOURNAL, persist, require_optuna
+from surestep.tuning.storage import JOURNAL, Outage, persist, persist_while_up, require_optuna
 
 if TYPE_CHECKING:
     from optuna.pruners import BasePruner
@@ -61,6 +61,7 @@ class SearchStudy:
     ) -> None:
         self.folder = folder
         self.settings = settings
+        self.outage = Outage()
         self._storage = storage
         self._beats: dict[int, int] = {}  # heartbeats by trial_id
         self._pruners: dict[int, BasePruner] = {}  # by the number of evaluations of a trial
@@ -173,7 +174,7 @@ class SearchStudy:
         self._set_attr(found._trial_id, "worker", worker)
         return replace(self._claimed(found), params=params)
 
-    @persist
+    @persist_while_up
     def beat(self, trial: ClaimedTrial) -> bool:
         """Record a heartbeat; return False if the trial was taken from this worker."""
         self._beats[trial.trial_id] = count = self._beats.get(trial.trial_id, 0) + 1
@@ -222,7 +223,7 @@ class SearchStudy:
             trial.trial_id, "FAIL"
         )
 
-    @persist
+    @persist_while_up
     def report(
         self, trial: ClaimedTrial, evaluation: int, value: float, evaluations: int = 0
     ) -> bool:

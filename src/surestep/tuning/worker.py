@@ -76,12 +76,17 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, name="surestep-heartbeat", daemon=True)
 
     def _run(self) -> None:
+        has_failed = False
         while not self._is_over.wait(self._interval_s):
             try:
                 if not self._study.beat(self._trial):
                     self.on_lost()
                     return
+                has_failed = False
             except Exception as error:  # of the storage; the next beat may reach it again
+                if has_failed:
+                    continue
+                has_failed = True
                 print_escaped(
                     f"Trial {self._trial.number}: no heartbeat could be written: "
                     f"{describe_error(error)}",
