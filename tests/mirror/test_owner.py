@@ -159,6 +159,38 @@ def test_released_writer_notices_it(store, monkeypatch):
     assert not release_owner(store)
 
 
+class Between:
+    """A store whose next write of mirror.json is made after something else happened."""
+
+    def __init__(self, store, act):
+        self._store, self._act = store, act
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    def write(self, path, data):
+        act, self._act = self._act, lambda: None
+        act()
+        self._store.write(path, data)
+
+
+def test_release_is_not_undone_by_a_renewal_in_the_same_moment(store, monkeypatch):
+    monkeypatch.setattr(module, "STALE_S", 0.0)
+    owner = Owner(store, "a")
+    owner.acquire(print)
+    owner.store = Between(store, lambda: release_owner(store))
+    owner.check()  # it reads that it is the writer, is released, and writes
+    assert read_owner(store)["writer"] is None
+    with pytest.raises(OwnerChangedError, match="taken over by a command"):
+        owner.check()
+    assert not release_owner(store)
+    other = Owner(store, "a")
+    other.acquire(print)
+    assert read_owner(store)["writer"]["token"] == other._token
+    other.check()
+    other.release()
+
+
 def test_writer_whose_file_was_deleted_writes_it_again(store, monkeypatch):
     monkeypatch.setattr(module, "STALE_S", 0.0)
     owner = Owner(store, "a")

@@ -24,6 +24,9 @@ from surestep.record.io import dumps, parse_json
 from surestep.record.schemas import MIRROR, validate
 
 FILE = "mirror.json"
+# The token of the writer that `surestep mirror release` took the mirror away from. A renewal that
+# has read mirror.json before and writes it after the release does not overwrite this file.
+RELEASED = ".released"
 RENEW_S = 20.0
 STALE_S = 120.0  # six renewals: a writer that is slow for some is not dead
 _HANGING_S = 120.0  # how long to wait for a write of an earlier session of this process
@@ -41,19 +44,24 @@ class OwnerChangedError(RunError):
 
 
 def read_owner(store: Store) -> dict[str, Any] | None:
-    """Return the content of mirror.json; None if there is none.
+    """Return the content of mirror.json without a writer that was released; None if there is none.
 
     Raises:
         RunError: it cannot be read.
     """
     try:
-        return dict(validate(MIRROR, parse_json(store.read(FILE))))
+        found = dict(validate(MIRROR, parse_json(store.read(FILE))))
     except FileNotFoundError:
         return None
     except ValueError as error:
         raise RunError(
             f"{store.address}/{FILE} is damaged: {error}. Delete this file, and start again."
         ) from error
+    if found["writer"] is not None:
+        with suppress(FileNotFoundError):
+            if store.read(RELEASED) == found["writer"]["token"].encode():
+                found["writer"] = None
+    return found
 
 
 class Owner:
@@ -236,6 +244,7 @@ def release_owner(store: Store) -> bool:
     found = read_owner(store)
     if found is None or found["writer"] is None:
         return False
+    store.write(RELEASED, found["writer"]["token"].encode())
     text = dumps({**found, "writer": None}, indent=1)
     store.write(FILE, f"{text}\n".encode())
     return True
