@@ -81,6 +81,12 @@ def test_rules_are_selected_by_code_start_of_code_or_name(surestep, words, code)
         (("bad.py", "--ignore=SS1", "missing-zero-grad"), "--ignore SS1,missing-zero-grad"),
         (("--select", "bad.py"), "There is no rule 'bad.py'."),
         (("bad.py", "--format", "xml"), "--format"),
+        (("bad.py", "--select", ""), "--select '' is empty. Give a value, such as --select SS1,"),
+        (("bad.py", "--select=,"), "--select ',' is empty"),
+        (("bad.py", "--ignore="), "or leave --ignore out"),
+        (("bad.py", "--exclude", " "), "Give a value, such as --exclude build/, or leave"),
+        (("",), "A path is empty: ''. Give a file or a folder; . is the current folder."),
+        (("bad.py", ""), "A path is empty"),
     ],
 )
 def test_wrong_use_is_rejected(surestep, words, message):

@@ -58,6 +58,14 @@ def test_check_of_other_rules_says_nothing(capsys):
     assert "SS101" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("how", [(), ("--diff",), ("--write-baseline", "baseline.json")])
+def test_check_without_findings_fails_unless_the_rule_is_ignored(tmp_path, capsys, how):
+    (tmp_path / "train.py").write_text("import torch\n")
+    assert main(["check", ".", "--no-cache", *how]) == 1
+    assert BROKEN in capsys.readouterr().err
+    assert main(["check", ".", "--no-cache", *how, "--ignore", "SS101"]) == 0
+
+
 def test_result_without_it_is_not_kept(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SURESTEP_CACHE_DIR", str(tmp_path / "cache"))
     for _ in range(2):

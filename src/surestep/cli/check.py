@@ -10,7 +10,7 @@ import tyro
 from surestep.base.errors import ConfigError
 from surestep.base.text import escape_terminal, format_count, print_escaped, print_json
 from surestep.cli.parse import command
-from surestep.cli.selectors import join_repeated, require_commas, split_commas
+from surestep.cli.selectors import check_selectors, join_repeated, split_commas
 from surestep.doctor.cache import ResultCache, find_cache_folder
 from surestep.doctor.check_files import check_files
 from surestep.doctor.find_files import find_files
@@ -33,7 +33,7 @@ _Patterns = Annotated[Union[str, None], tyro.conf.arg(metavar="PATTERN[,...]")] 
 
 def run(words: list[str]) -> int:
     """Check scripts; return the exit code."""
-    require_commas(words)
+    check_selectors(words)
     return _run(join_repeated(words))
 
 
@@ -54,8 +54,8 @@ def _run(
 ) -> int:
     """Find the mistakes that make training silently wrong, without running the scripts.
 
-    Exit code 1: there are errors or warnings, a file could not be read or fixed, or --diff shows a
-    change. `surestep explain SS101` explains a rule.
+    Exit code 1: there are errors or warnings, a file could not be read or fixed, a rule failed, or
+    --diff shows a change. `surestep explain SS101` explains a rule.
 
     Args:
         paths: Scripts, notebooks, or folders with them. Without any, the current folder is checked.
@@ -69,7 +69,7 @@ def _run(
         fix: Correct the scripts where a rule has a safe correction, and report what remains.
         diff: Print what --fix would change, and change nothing.
     """
-    _require_files(baseline, write_baseline)
+    _require_files(paths or (), baseline, write_baseline)
     if diff and (fix or format != "text"):
         raise ConfigError("Give --diff without --fix and --format: it prints a diff.")
     if write_baseline and (diff or baseline or format != "text"):
@@ -105,21 +105,24 @@ def _run(
         print_escaped(text, sys.stderr)
     if diff:
         print_escaped(f"--fix would fix {format_count(fixed, 'finding')}.", sys.stderr)
-        return int(bool(fixed or failures or any(report.problem for report in reports)))
+        return int(bool(fixed or failures or any(map(_is_incomplete, reports))))
     if fix:
         print_escaped(f"{fixed} fixed.", sys.stderr)
     if write_baseline:
         _write_baseline(Path(write_baseline), reports, dict(files))
-        return int(bool(failures) or any(report.problem for report in reports))
+        return int(bool(failures) or any(map(_is_incomplete, reports)))
     new = _drop_known(reports, baselines, dict(files))
     known = sum(len(report.findings) for report in reports) - sum(len(r.findings) for r in new)
     _print(new, format, found.excluded, known)
     return int(bool(failures) or any(map(_fails, new)))
 
 
-def _require_files(baseline: str | None, write_baseline: str | None) -> None:
+def _require_files(paths: Sequence[str], baseline: str | None, write_baseline: str | None) -> None:
+    """Reject empty names: a variable of a shell may not be set."""
+    if "" in paths:
+        raise ConfigError("A path is empty: ''. Give a file or a folder; . is the current folder.")
     for option, value in (("--baseline", baseline), ("--write-baseline", write_baseline)):
-        if value == "":  # a variable of a shell that is not set
+        if value == "":
             raise ConfigError(
                 f"{option} '' names no file. Give a path: {option} surestep-baseline.json"
             )
@@ -204,7 +207,12 @@ def _print_diff(fixed: "FixedFile") -> None:
 
 def _fails(report: FileReport) -> bool:
     is_bad = any(finding.severity in ("error", "warning") for finding in report.findings)
-    return is_bad or bool(report.problem)
+    return is_bad or _is_incomplete(report)
+
+
+def _is_incomplete(report: FileReport) -> bool:
+    """Return whether a file could not be read, or a rule failed: it may have more findings."""
+    return bool(report.problem or report.failed)
 
 
 class _Selection:

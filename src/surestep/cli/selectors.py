@@ -10,7 +10,8 @@ from surestep.base.errors import ConfigError
 from surestep.doctor.selection import find_unknown
 
 _OF_RULES = ("--select", "--ignore")
-_OPTIONS = (*_OF_RULES, "--exclude")
+_EXAMPLES = {"--select": "SS1,SS501", "--ignore": "SS501", "--exclude": "build/"}
+_OPTIONS = tuple(_EXAMPLES)
 # One value, so that a path may follow; given again, it adds to the others.
 Selectors = Annotated[
     tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="RULE[,RULE...]")
@@ -22,14 +23,24 @@ def split_commas(given: Sequence[str]) -> list[str]:
     return [name.strip() for text in given for name in text.split(",") if name.strip()]
 
 
-def require_commas(words: Sequence[str]) -> None:
-    """Reject rules that are separated by spaces: only the first belongs to the option.
+def check_selectors(words: Sequence[str]) -> None:
+    """Reject values without a name, and rules that are separated by spaces.
+
+    Only the first of these rules would belong to the option.
 
     Raises:
-        ConfigError: a rule follows the value of --select or --ignore.
+        ConfigError: a value is empty, or a rule follows the value of --select or --ignore.
     """
     for index, word in enumerate(words):
-        option, _, value = word.partition("=")
+        option, sign, value = word.partition("=")
+        if option not in _OPTIONS:
+            continue
+        for text in [value] if sign else words[index + 1 : index + 2]:
+            if not split_commas([text]):  # a variable of a shell that is not set
+                raise ConfigError(
+                    f"{option} {text!r} is empty. Give a value, such as {option} "
+                    f"{_EXAMPLES[option]}, or leave {option} out."
+                )
         if option not in _OF_RULES:
             continue
         given = [value] if value else list(words[index + 1 : index + 2])

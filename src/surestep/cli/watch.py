@@ -17,7 +17,7 @@ from surestep.base.errors import ConfigError, suggest_names
 from surestep.base.missing_torch import require_torch
 from surestep.base.text import format_count, one_line, print_escaped
 from surestep.cli.parse import parse
-from surestep.cli.selectors import Selectors, require_commas, split_commas
+from surestep.cli.selectors import Selectors, check_selectors, split_commas
 from surestep.cli.watched import WatchedScript
 from surestep.doctor.finding import fails, to_json
 from surestep.doctor.rule import Rule, load_rules
@@ -62,7 +62,7 @@ _WITH_VALUE = [option for option in _OPTIONS if option not in _FLAGS]
 def run(words: list[str]) -> int:
     """Run a script, print the findings to stderr, and return the script's exit code."""
     own, script = _split(words)
-    require_commas([*own, *script[:1]])
+    check_selectors([*own, *script[:1]])
     if not script and not {"-h", "--help"} & set(own):
         raise ConfigError("No script is given. Write it last: surestep watch train.py")
     options = parse(_Options, [*own, *script[:1]], "surestep watch", description=_DESCRIPTION)
