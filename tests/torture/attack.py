@@ -32,12 +32,14 @@ class Effect:
         doubled: those that are there more than once.
         wrong: a sentence for anything else.
         times: how often it was made.
+        expected: points, checkpoints or trials that were recorded.
     """
 
     lost: int = 0
     doubled: int = 0
     wrong: list[str] = field(default_factory=list)
     times: int = 1
+    expected: int = 0
 
     @property
     def passes(self) -> bool:
@@ -50,6 +52,7 @@ class Effect:
             self.doubled + other.doubled,
             self.wrong + other.wrong,
             self.times + other.times,
+            self.expected + other.expected,
         )
 
 

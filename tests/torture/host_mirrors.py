@@ -72,7 +72,8 @@ def interrupt(folder: Path, address: str, begin: Act, end: Act, choose: random.R
         with suppress(Preempted):
             train(address, callbacks=[Interrupt(), StopAt(STOP_AT)], **QUIET)
         (run,) = Path("runs").iterdir()
-        lost = set(names(run)) - set(check_mirror(address))
+        recorded = set(names(run))
+        lost = recorded - set(check_mirror(address))
         shutil.rmtree("runs")
         resumed = train(address, seed=3, **QUIET)  # other initial weights
         steps = [event["step"] for event in resumed.events() if event["event"] == "resume"]
@@ -80,7 +81,7 @@ def interrupt(folder: Path, address: str, begin: Act, end: Act, choose: random.R
         wrong += [] if steps == [STOP_AT] else [f"resumed from {steps}, not from {STOP_AT}"]
         if last_weights(resumed) != plain_weights():
             wrong.append("the weights differ from those of a run without a mirror")
-        return Effect(lost=len(lost), wrong=wrong)
+        return Effect(lost=len(lost), wrong=wrong, expected=len(recorded))
 
 
 @contextmanager
@@ -191,7 +192,9 @@ def kill_processes(
         if loses_folder:
             (run,) = Path("runs").iterdir()
         effect = Effect() if loses_folder else compare_points(hosts.mlflow.url, run)
-        effect.lost += len(set(names(run)) - set(check_mirror(address)))
+        recorded = set(names(run))
+        effect.expected += len(recorded)
+        effect.lost += len(recorded - set(check_mirror(address)))
         files = [surestep.Run(path).last.path / "model.safetensors" for path in ("plain", run)]
         if files[0].read_bytes() != files[1].read_bytes():
             wrong.append("the weights differ from those of a run that was not killed")

@@ -11,6 +11,8 @@ from tests.tuning.kills import STEP_S, Search, kill_search, results
 from tests.tuning.kills_recipe import HANGS
 
 KILLS, TRIALS = 2, 4
+# Without a database: 15 s for an evaluation, 15 s for the end of a trial, 30 s for other workers.
+ENDS_S = 60.0
 
 
 def count_trials(study: Path, states: tuple[str, ...] = ("finished",)) -> Effect:
@@ -19,7 +21,8 @@ def count_trials(study: Path, states: tuple[str, ...] = ("finished",)) -> Effect
     numbers = Counter(trial["number"] for trial in trials if trial["state"] in states)
     runs = Counter(trial["run"] for trial in trials)
     doubled = numbers.total() - len(numbers) + runs.total() - len(runs)
-    return Effect(lost=len(set(range(TRIALS)) - numbers.keys()), doubled=doubled)
+    lost = len(set(range(TRIALS)) - numbers.keys())
+    return Effect(lost=lost, doubled=doubled, expected=TRIALS)
 
 
 def search_folder(folder: Path, name: str) -> Path:
@@ -69,17 +72,22 @@ def stop_database(hosts: Hosts, folder: Path, choose: random.Random) -> Effect:
         search.wait_for_training()
         time.sleep(choose.uniform(0.0, 2.0))
         hosts.postgres.kill()
+        began = time.monotonic()
         try:
-            search.finish()  # it repeats each request for 15 s
+            search.finish()
         finally:
             hosts.postgres.restart()
+        ended_s = time.monotonic() - began
         codes.append(search.finish())
     finally:
         plain.close()
         search.close()
     effect = count_trials(search.study)
-    if "database of the study does not answer" not in search.log.read_text():
+    log = search.log.read_text()
+    if "Each request is repeated" not in log or "To continue once it does" not in log:
         effect.wrong.append(f"{NO_EFFECT}: the search reported no failure")
+    if ended_s > ENDS_S:
+        effect.wrong.append(f"the search ended after {ended_s:.0f} s without the database")
     if codes != [0, 0]:
         effect.wrong.append(f"exit codes {codes}")
     if results(search.study) != results(plain.study):

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -19,11 +19,20 @@ from tests.tracking.proxy import Proxy, proxy_of
 from tests.tracking.test_delivery import expected_points
 from tests.tracking.test_mlflow import losses, only_run
 
-STEPS = 90
-OUTAGE_S = 60.0  # longer than LONGEST_PAUSE_S, the longest pause between two attempts
-STEP_S = 0.03
 QUICK = {"INTERVAL_S": 0.05, "LONGEST_PAUSE_S": 0.5}
 Step = Callable[[int], None]  # called after each step
+
+
+class Training(NamedTuple):
+    """The training of a run: its steps, how long each lasts, and steps per log point."""
+
+    steps: int = 90
+    step_s: float = 0.03
+    every: int = 2
+
+
+SHORT, NINE_MINUTES = Training(), Training(steps=2400, step_s=0.22, every=1)
+OUTAGE_S = 60.0  # longer than LONGEST_PAUSE_S, the longest pause between two attempts
 
 
 def compare_points(url: str, run: Path) -> Effect:
@@ -39,25 +48,38 @@ def compare_points(url: str, run: Path) -> Effect:
         lost=(expected - arrived).total(),
         doubled=(arrived - expected).total(),
         wrong=[] if status == "FINISHED" else [f"the MLflow run is {status}"],
+        expected=expected.total(),
     )
 
 
-def track(hosts: Hosts, folder: Path, on_step: Step, url: str, **pauses: float) -> Effect:
-    """Train with a tracker, and attack after each step."""
+def train(run: Path, on_step: Step, training: Training = SHORT, **logging: str) -> None:
+    """Train with these options of logging, and attack after each step."""
     x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
     task = surestep.Task(nn.Linear(3, 1), "mse", (x, x[:, :1]), val=(x, x[:, :1]))
-    logging: dict[str, Any] = {"every": "2 steps", "trackers": "mlflow", "progress": "quiet"}
-    logging["mlflow_model"] = "off"
-    config = surestep.Config(max_steps=STEPS, batch_size=32, logging=logging)
+    options: dict[str, Any] = {"progress": "quiet", "every": f"{training.every} steps", **logging}
+    config = surestep.Config(max_steps=training.steps, batch_size=32, logging=options)
+    with surestep.prepare(task, config, run=run) as session:
+        for result in session.steps():
+            time.sleep(training.step_s)
+            on_step(result.step)
+
+
+def track(
+    hosts: Hosts,
+    folder: Path,
+    on_step: Step,
+    url: str,
+    training: Training = SHORT,
+    **pauses: float,
+) -> Effect:
+    """Train with MLflow, and attack after each step."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_URI", url)
         patch.setenv("MLFLOW_EXPERIMENT_NAME", "surestep")
         patch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "2")
         for name, seconds in pauses.items():
             patch.setattr(follower, name, seconds)
-        with surestep.prepare(task, config, run=folder / "run") as session:
-            for result in session.steps():
-                on_step(result.step)
+        train(folder / "run", on_step, training, trackers="mlflow", mlflow_model="off")
     return compare_points(hosts.mlflow.url, folder / "run")
 
 
@@ -68,7 +90,7 @@ def interrupt(
     end: Act,
     url: str,
     steps: tuple[int, int],
-    step_s: float = STEP_S,
+    training: Training = SHORT,
     **pauses: float,
 ) -> Effect:
     """Train during an outage of the tracker that begins and ends after these steps."""
@@ -76,13 +98,12 @@ def interrupt(
         outage = Outage(patch, follower.Follower, begin, end)
 
         def on_step(step: int) -> None:
-            time.sleep(step_s)
             if step == steps[0]:
                 outage.begin()
             if step == steps[1]:
                 outage.end()
 
-        effect = track(hosts, folder, on_step, url, **pauses)
+        effect = track(hosts, folder, on_step, url, training, **pauses)
     effect.wrong += outage.wrong
     return effect
 
@@ -94,7 +115,6 @@ def through_proxy(act: Callable[[Proxy, random.Random], None]) -> Attack:
         with proxy_of(hosts.mlflow.url) as proxy:
 
             def on_step(step: int) -> None:
-                time.sleep(STEP_S)
                 if step % 5 == 0:
                     act(proxy, choose)
 
@@ -111,7 +131,7 @@ def outage_of_proxy(attribute: str) -> Attack:
     def made(hosts: Hosts, folder: Path, choose: random.Random) -> Effect:
         with proxy_of(hosts.mlflow.url) as proxy:
             begin, end = (partial(setattr, proxy, attribute, value) for value in (True, False))
-            half = (STEPS // 4, 3 * STEPS // 4)
+            half = (SHORT.steps // 4, 3 * SHORT.steps // 4)
             return interrupt(hosts, folder, begin, end, proxy.url, half, **QUICK)
 
     return made
@@ -119,16 +139,25 @@ def outage_of_proxy(attribute: str) -> Attack:
 
 def kill_server(hosts: Hosts, folder: Path, choose: random.Random) -> Effect:
     """Kill the server in the first third of a run, and start it in the last."""
-    server = hosts.mlflow
-    steps = choose.randint(2, STEPS // 3), choose.randint(2 * STEPS // 3, STEPS)
+    server, third = hosts.mlflow, SHORT.steps // 3
+    steps = choose.randint(2, third), choose.randint(2 * third, SHORT.steps)
     return interrupt(hosts, folder, server.kill, server.start, server.url, steps, **QUICK)
 
 
 def kill_for_a_minute(hosts: Hosts, folder: Path, choose: random.Random) -> Effect:
     """Kill the server for a minute of a run, with the pauses that a run has."""
     server, kill_at = hosts.mlflow, choose.randint(10, 20)
-    steps, step_s = (kill_at, STEPS - kill_at), OUTAGE_S / (STEPS - 2 * kill_at)
-    return interrupt(hosts, folder, server.kill, server.start, server.url, steps, step_s)
+    steps = kill_at, SHORT.steps - kill_at
+    training = SHORT._replace(step_s=OUTAGE_S / (steps[1] - steps[0]))
+    return interrupt(hosts, folder, server.kill, server.start, server.url, steps, training)
+
+
+def kill_in_long_run(hosts: Hosts, folder: Path, choose: random.Random) -> Effect:
+    """Kill the server for a minute near the end of a run of nine minutes."""
+    server, outage = hosts.mlflow, round(OUTAGE_S / NINE_MINUTES.step_s)
+    end_at = NINE_MINUTES.steps - choose.randint(0, outage // 4)
+    steps = end_at - outage, end_at
+    return interrupt(hosts, folder, server.kill, server.start, server.url, steps, NINE_MINUTES)
 
 
 def lose_answers(proxy: Proxy, choose: random.Random) -> None:
@@ -151,3 +180,4 @@ ATTACKS: dict[str, Attack] = {
     "MLflow server hangs": outage_of_proxy("is_hanging"),
     "MLflow answers 503": outage_of_proxy("is_unavailable"),
 }
+LONG: dict[str, Attack] = {"MLflow server killed for 60 s of a run of 9 min": kill_in_long_run}

@@ -16,11 +16,11 @@ SEEDS = []
 def harmless(hosts, folder, choose):
     assert folder.is_dir()
     SEEDS.append(choose.random())
-    return Effect()
+    return Effect(expected=7)
 
 
 def lossy(hosts, folder, choose):
-    return Effect(lost=2, doubled=1, wrong=["the weights differ"])
+    return Effect(lost=2, doubled=1, wrong=["the weights differ"], expected=9)
 
 
 def raising(hosts, folder, choose):
@@ -43,12 +43,12 @@ ATTACKS = {"MLflow killed": harmless, "S3 hangs": lossy, "S3 slow": raising, "SS
 def test_table_has_all_attacks_and_the_exit_code_is_1_if_one_failed(capsys):
     assert main([], ATTACKS) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert "| MLflow killed | 1 | 0 | 0 | 0 | pass |" in lines
-    assert "| S3 hangs | 1 | 2 | 1 | 1 | **fail** |" in lines
+    assert "| MLflow killed | 1 | 7 | 0 | 0 | 0 | pass |" in lines
+    assert "| S3 hangs | 1 | 9 | 2 | 1 | 1 | **fail** |" in lines
     assert "S3 hangs: the weights differ" in lines
-    assert "| S3 slow | 1 | 0 | 0 | 1 | **fail** |" in lines
+    assert "| S3 slow | 1 | 0 | 0 | 0 | 1 | **fail** |" in lines
     assert any("ValueError in test_hosts.py" in line and "no server" in line for line in lines)
-    assert "| SSH killed | 1 | 0 | 0 | 1 | **fail** |" in lines
+    assert "| SSH killed | 1 | 0 | 0 | 0 | 1 | **fail** |" in lines
 
 
 def test_words_choose_attacks_and_rounds_have_other_moments(capsys):
@@ -57,9 +57,9 @@ def test_words_choose_attacks_and_rounds_have_other_moments(capsys):
     assert len(set(SEEDS)) == 3
     assert main(["--rounds", "1", "--seed", "2", "killed", "MLflow"], ATTACKS) == 0
     assert SEEDS[3] == SEEDS[2]
-    assert "| MLflow killed | 3 | 0 | 0 | 0 | pass |" in capsys.readouterr().out
+    assert "| MLflow killed | 3 | 21 | 0 | 0 | 0 | pass |" in capsys.readouterr().out
     assert main(["--rounds", "2", "hangs"], ATTACKS) == 1
-    assert "| S3 hangs | 2 | 4 | 2 | 2 | **fail** |" in capsys.readouterr().out
+    assert "| S3 hangs | 2 | 18 | 4 | 2 | 2 | **fail** |" in capsys.readouterr().out
 
 
 def test_attack_after_one_that_raised_has_new_servers(capsys):
