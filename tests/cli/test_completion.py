@@ -1,8 +1,11 @@
 """The scripts of `surestep completion` complete what the commands take."""
 
 import os
+import pty
+import re
 import shutil
 import subprocess
+from contextlib import suppress
 
 import pytest
 
@@ -52,9 +55,23 @@ def script(surestep, scripts):
         ("surestep ckpt --", ["--help"]),
         ("surestep completion z", ["zsh"]),
         ("surestep evaluate --nothing", []),
+        ("surestep train digits --optim.name ada", ["adadelta", "adafactor", "adagrad", "adam"]),
+        ("surestep train digits --optim.name = sg", ["sgd"]),  # bash splits at =
+        ("surestep plan digits --precision ''", ["auto", "fp32", "tf32", "bf16", "fp16"]),
+        ("surestep train digits --checkpoint.every ''", []),
+        ("surestep train digits --config ''", []),  # bash completes files
+        ("surestep train --json --opt", ["--optim.name"]),
+        ("surestep train digits --logging.trackers ''", ["tensorboard", "mlflow", "wandb"]),
+        ("surestep search digits --mode m", ["min", "max"]),
+        ("surestep search digits --sampler t", ["tpe"]),
+        ("surestep search sh", ["show"]),
+        ("surestep search show ''", []),  # folders of studies
+        ("surestep search show study --", ["--storage", "--html", "--json", "--help"]),
+        ("surestep check --format s", ["sarif"]),
+        ("surestep ckpt list ''", []),  # run folders
     ],
 )
-def test_bash_completes_commands_recipes_and_options(script, scripts, words, found):
+def test_bash_completes_commands_recipes_options_and_values(script, scripts, words, found):
     script("bash")
     done = subprocess.run(
         ["bash", "-c", TYPE.format(words=words)],
@@ -66,6 +83,49 @@ def test_bash_completes_commands_recipes_and_options(script, scripts, words, fou
     completed = done.stdout.split()
     assert completed[: len(found)] == found or set(found) <= set(completed)
     assert bool(found) == bool(completed)
+
+
+# Types lines, each with a Tab, in a terminal; without -i, bash has no completion.
+BASH = """
+source completion.bash
+surestep() { echo "RAN $*."; }
+bind 'set bell-style none'
+"""
+
+
+@pytest.mark.slow("starts an interactive bash")
+def test_bash_completes_files_only_where_an_option_takes_them(script, scripts):
+    script("bash")
+    (scripts["folder"] / "rc").write_text(BASH)
+    typed = [
+        "surestep train digits --config completion.b",
+        "surestep train digits --checkpoint.every completion.b",
+        "surestep train digits --optim.name=sp",
+        "surestep search show completion.b",
+    ]
+    screen, terminal = pty.openpty()
+    process = subprocess.Popen(
+        ["bash", "--rcfile", "rc", "-i"],
+        cwd=scripts["folder"],
+        **dict.fromkeys(("stdin", "stdout", "stderr"), terminal),
+        start_new_session=True,
+    )
+    os.close(terminal)
+    for line in [*(f"{line}\t" for line in typed), "exit"]:
+        os.write(screen, f"{line}\n".encode())
+    shown = b""
+    with suppress(OSError):  # the end of a terminal
+        while data := os.read(screen, 4096):
+            shown += data
+    os.close(screen)
+    process.wait(60)
+    ran = re.findall(r"RAN (.*?) *\.\r", shown.decode())
+    assert ran == [
+        "train digits --config completion.bash",
+        "train digits --checkpoint.every completion.b",
+        "train digits --optim.name=sparse_adam",
+        "search show completion.bash",
+    ]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -105,6 +165,12 @@ def test_fish_completes_the_options_of_the_subcommand(script, scripts):
     of_track = {"--to", "--all", "--allow", "--help"}
     assert complete("surestep track replay --") == of_track  # replay is a command too
     assert "digits" in complete("surestep train ")
+    assert complete("surestep train digits --optim.name sp") == {"sparse_adam"}
+    assert complete("surestep train digits --optim.name=sg") == {"--optim.name=sgd"}
+    assert complete("surestep train digits --checkpoint.every ") == set()
+    assert "completion.fish" in complete("surestep train digits --config ")
+    assert complete("surestep search show study --") == {"--storage", "--html", "--json", "--help"}
+    assert "completion.fish" in complete("surestep search show ")
 
 
 # Types a line and Tab in a terminal, as zsh's own tests do; the first ~/.zshrc has nothing else.
@@ -114,7 +180,11 @@ zpty terminal zsh -i
 zpty -r terminal first '*READY*'
 zpty -w -n terminal $'surestep ckpt list --j\t\n'
 zpty -r terminal second '*RAN*READY*'
-print -r -- $first $second
+zpty -w -n terminal $'surestep train digits --optim.name sp\t\n'
+zpty -r terminal third '*RAN*READY*'
+zpty -w -n terminal $'surestep train digits --config zsh\t\n'
+zpty -r terminal fourth '*RAN*READY*'
+print -r -- $first $second $third $fourth
 """
 
 
@@ -127,8 +197,10 @@ def test_zsh_completes_in_a_plain_zshrc(script, scripts, tmp_path, before):
         f"source {scripts['folder']}/completion.zsh\nsurestep() {{ print \\RAN $@; }}\nPS1=READY\n"
     )
     (tmp_path / ".zshrc").write_text(before + source)
+    (tmp_path / "zsh-options.toml").touch()
     done = subprocess.run(
         ["zsh", "-f", "-c", ZSH],
+        cwd=tmp_path,
         env={**os.environ, "ZDOTDIR": str(tmp_path), "TERM": "dumb"},
         capture_output=True,
         text=True,
@@ -136,6 +208,8 @@ def test_zsh_completes_in_a_plain_zshrc(script, scripts, tmp_path, before):
     )
     assert "not found" not in done.stdout + done.stderr
     assert "RAN ckpt list --json" in done.stdout
+    assert "RAN train digits --optim.name sparse_adam" in done.stdout
+    assert "RAN train digits --config zsh-options.toml" in done.stdout
 
 
 def test_unknown_shell_is_rejected(surestep):

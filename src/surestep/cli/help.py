@@ -185,7 +185,5 @@ def list_members(annotation: Any) -> list[Any]:
         return list_members(inner[0])
     if origin is tuple:
         several = Ellipsis in inner
-        return [
-            f"{_WORDS.get(inner[0], 'TEXT')} ..." if several else " ".join(["FLOAT"] * len(inner))
-        ]
+        return [f"{_metavar(inner[0])} ..." if several else " ".join(["FLOAT"] * len(inner))]
     return [member for entry in inner for member in list_members(entry)] if inner else [annotation]

@@ -60,11 +60,11 @@ class Options(CommandOptions):
             validation.mode for a metric.
         where: What a trial has to satisfy so that it can be the best, such as
             "peak_memory < 8GB" or "val/accuracy >= 0.9", on what a trial measured.
-        sampler: How values are chosen: tpe, random, grid, qmc, cmaes or gp.
-        pruner: How trials end early: median, percentile, halving, hyperband, patient, wilcoxon or
-            none, with options, such as percentile:25,warmup=2. The default is percentile:25: it
-            prunes trials that are not among the best 25 percent, and nothing in the first quarter
-            of the evaluations of a trial.
+        sampler: How values are chosen. One of tpe, random, grid, qmc, cmaes, gp.
+        pruner: How trials end early. One of median, percentile, halving, hyperband, patient,
+            wilcoxon, none. It may have options, such as percentile:25,warmup=2. The default is
+            percentile:25: it prunes trials that are not among the best 25 percent, and nothing in
+            the first quarter of the evaluations of a trial.
         storage: URL of a database for the trials; the default is a file in the study folder.
         workers: How many trials run at the same time.
         nproc: Number of processes that train each trial.
