@@ -3,7 +3,7 @@
     python -m benchmarks.search [--seeds N] [--trials N] [--epochs N] [--folder FOLDER]
 
 Searches the recipe `digits` with two workers, several times with different seeds: with the default
-sampler and two pruners, with it and no pruner, and with random values and no pruner.
+sampler and three pruners, with it and no pruner, and with random values and no pruner.
 Then it gives the evaluations of the trials that were not pruned to several pruners, and reports
 what each would have saved and lost on these trials. The results are not times, so other load on
 the machine does not change them. The same command continues the studies in the folder.
@@ -22,8 +22,11 @@ import surestep
 from benchmarks.intervals import difference, ratio
 from surestep.tuning.samplers import make_pruner
 
-METHODS = (("tpe", "hyperband"), ("tpe", "median"), ("tpe", "none"), ("random", "none"))
-PRUNERS = ("median", "median:warmup=0", "percentile:60", "hyperband", "halving")
+METHODS = (
+    *(("tpe", "percentile:25"), ("tpe", "hyperband"), ("tpe", "median")),
+    *(("tpe", "none"), ("random", "none")),
+)
+PRUNERS = ("percentile:25", "median", "median:warmup=0", "percentile:60", "hyperband", "halving")
 SPACE = {
     "optim.lr": "log(1e-4, 1)",
     "optim.weight_decay": "log(1e-4, 1)",
@@ -125,7 +128,7 @@ def print_table(outcomes: dict[tuple[str, str], list[Outcome]], whole: int) -> N
             f"| {epochs:.0f} of {whole} | {1 - epochs / whole:.0%} |"
         )
     full = outcomes["tpe", "none"]
-    for pruner in ("hyperband", "median"):
+    for pruner in ("percentile:25", "hyperband", "median"):
         pruned = outcomes["tpe", pruner]
         compare(f"with {pruner} against no pruner", pruned, full)
         same = [stop_after(theirs, ours.epochs) for ours, theirs in zip(pruned, full, strict=True)]

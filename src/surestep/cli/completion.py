@@ -118,10 +118,12 @@ def _words_of(name: str) -> Iterator[tuple[str, tuple[list[str], Flags]]]:
     """Yield each subcommand, then the command, with its names and its options."""
     page = _help_page(name)
     found = list(BUILT_IN if name in _RECIPES else _SHELLS if name == "completion" else ())
-    inner = _ROWS.findall(page) if name in _GROUPS else ["show"] if name == "search" else []
-    for each in inner:
-        yield f"{name} {each}", ([], _flags_of(_help_page(name, each)))
-    yield name, ([*found, *inner], _flags_of(page))
+    subcommands = _ROWS.findall(page) if name in _GROUPS else []
+    if name == "search":
+        subcommands = ["show"]
+    for subcommand in subcommands:
+        yield f"{name} {subcommand}", ([], _flags_of(_help_page(name, subcommand)))
+    yield name, ([*found, *subcommands], _flags_of(page))
 
 
 def _flags_of(page: str) -> Flags:
