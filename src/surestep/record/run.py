@@ -80,13 +80,22 @@ class SelectedWeights(NamedTuple):
         Raises:
             CheckpointError: they are of another model.
         """
+        from surestep.engine.losses.multi import code_of_losses
         from surestep.engine.losses.state import NAME, state_of_loss
+        from surestep.engine.model.attribute_writes import AttributeWrites
         from surestep.engine.modes import use_train_modes
         from surestep.record.checkpoint.load import load_weights
 
         states = {} if loss is None else state_of_loss(loss)
+        codes = {"model": model} | ({} if loss is None else code_of_losses(loss))
         with use_train_modes(model, keep_eval):
-            load_weights(self.opened, model, average=self.average, loss=states.get(NAME))
+            load_weights(
+                self.opened,
+                model,
+                average=self.average,
+                loss=states.get(NAME),
+                attributes=AttributeWrites(codes),
+            )
 
     def load_state(
         self, state: State, modes: TrainModes, keeper: ShardedStateProvider | None = None
@@ -102,6 +111,7 @@ class SelectedWeights(NamedTuple):
             CheckpointError: they are of another model.
         """
         from surestep.engine.losses.state import NAME
+        from surestep.engine.model.attribute_writes import NAME as ATTRIBUTES
         from surestep.record.checkpoint.load import load_weights
 
         loss, built = state.callback_states.get(NAME), state.built
@@ -112,6 +122,7 @@ class SelectedWeights(NamedTuple):
                 average=self.average,
                 keeper=keeper,
                 loss=loss,
+                attributes=state.callback_states.get(ATTRIBUTES),
                 built=built,
             )
 

@@ -140,7 +140,8 @@ def build(
     leaves = _watch_leaves(planned, context, settings)
     settings.callback(set_modes, modes)
     loop = Loop(context, loader, plan)
-    writes, check = RestoreWrites(first.writes, loop), check_requires_grad(state)
+    writes = RestoreWrites(first.writes, first.attributes, loop)
+    check = check_requires_grad(state)
     if world.size > 1 and task.step is None and strategy.allows_warm_up:
         warm_up_ddp(context, loader, plan)
     state.unfreezing = make_unfreeze_schedule(model, plan, groups, context.train_modes)

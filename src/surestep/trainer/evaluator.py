@@ -201,7 +201,8 @@ class Evaluator:
             apart = {name: w.local.to("cpu", copy=True) for name, w in keeper.weights()}
         chosen = choose_checkpoint(self.loop.world, run, which)
         try:
-            with preserve_buffers(model, own_module(context.loss)):
+            attributes = () if context.attributes is None else context.attributes.slots
+            with preserve_buffers(model, own_module(context.loss), writes=attributes):
                 chosen.load_state(state, context.train_modes, keeper if apart else None)
                 yield chosen.saved
         finally:

@@ -1,12 +1,19 @@
 """Restore the parameters that a forward changes, during a run."""
 
+import itertools
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from surestep.base.errors import TaskError
+from surestep.base.warn import warn
+from surestep.engine.batch import Batch
 from surestep.engine.buffers import Slot
 from surestep.engine.distributed.communicator import Communicator
 from surestep.engine.losses.state import own_module
+from surestep.engine.model.attribute_writes import NAME as ATTRIBUTES
+from surestep.engine.model.attribute_writes import AttributeWrites
+from surestep.engine.model.attributes import ObjectSnapshot
 from surestep.engine.model.forward_writes import ForwardWrites
 from surestep.engine.model.preserve import BufferSnapshot
 from surestep.engine.state.state import State
@@ -14,45 +21,75 @@ from surestep.engine.step.lbfgs import lbfgs_update
 from surestep.engine.step.log_point import LogPoint
 from surestep.engine.step.loop import Loop
 from surestep.engine.step.part import Part
+from surestep.engine.step.train_step import compute_loss
 from surestep.engine.task.init_weights import summarize_names
 
 
 class RestoreWrites(Part):
-    """Restores the parameters that a forward changes around evaluations and skipped steps.
+    """Restores what a forward changes beside buffers, around evaluations and skipped steps.
 
     Until the forward of the first step has been compared, each may be one of them. A manual step
     copies its parameters anyway.
     """
 
-    def __init__(self, writes: ForwardWrites, loop: Loop) -> None:
+    def __init__(self, writes: ForwardWrites, attributes: AttributeWrites, loop: Loop) -> None:
         self._context, self._world, self._layout = loop.context, loop.world, loop.loader.layout
-        context, self._writes = self._context, writes
+        context, self._writes, self._attributes = self._context, writes, attributes
         self._is_manual = context.custom_update not in (None, lbfgs_update)
         self._compare: Callable[[], list[Slot]] | None = None
         self._notices: Iterator[str] = iter(())
+        for text in attributes.take_notices():
+            warn(text)
         check_same_writes(self._world, writes)
         writes.leave_out_sharded(context.state.model)
         writes.list_not_checked(is_manual=self._is_manual)
-        context.writes = writes.possible
+        context.written, context.attributes = writes.possible, attributes
+        context.state.callback_states[ATTRIBUTES] = attributes
         modules = context.state.model, own_module(context.loss)
         context.buffers = BufferSnapshot(*modules, writes=writes.possible)
+        context.buffers.copy_attributes = attributes.snapshot
         context.after_first_backward = self._note_backward
 
-    def _note_backward(self) -> None:
-        self._compare = self._context.buffers.compare(self._writes.compared)
+    def _note_backward(self, batch: Batch | None) -> None:
+        """Compare what the first forward changed; the loss of its batch shows what needs it."""
+        context, attributes = self._context, self._attributes
+        self._compare = context.buffers.compare(self._writes.compared)
+        calls = []
+        if batch is not None and self._world.size == 1:  # other ranks would have to call it too
+            calls.append(partial(compute_loss, context, batch))
+        if isinstance(before := context.buffers.copied, ObjectSnapshot):
+            attributes.find(before, calls)
+        context.buffers.keep_attributes(attributes.dependent)
 
     def on_first_step(self, state: State) -> None:
         """Keep what the forward changed only."""
         context, writes, is_manual = self._context, self._writes, self._is_manual
         writes.add(self._compare() if self._compare is not None else ())
         check_same_writes(self._world, writes)
-        context.writes = writes.slots
+        context.written = writes.slots
+        _warn_of_ranks(self._world, self._attributes)
         context.buffers.keep_only(writes.slots if is_manual else writes.slots_of_steps)
-        self._notices = iter(writes.describe(self._layout, is_manual=is_manual))
+        notices = writes.describe(self._layout, is_manual=is_manual)
+        self._notices = itertools.chain(notices, self._attributes.take_notices())
 
     def on_log(self, state: State, point: LogPoint) -> str | None:
         """Return what the forward changes, a sentence at each log point."""
         return next(self._notices, None)
+
+
+def _warn_of_ranks(world: Communicator, attributes: AttributeWrites) -> None:
+    """Warn on rank 0 if the ranks have different values of attributes, of which one is saved."""
+    if world.size == 1:
+        return
+    found = [json.loads(text) for text in world.all_gather_text(json.dumps(attributes.digests()))]
+    names = sorted({name for own in found for name in own})
+    differing = [name for name in names if len({own.get(name) for own in found}) > 1]
+    if differing and world.is_first:
+        warn(
+            f"The forward changes the attributes {summarize_names(differing, 3)} differently on "
+            "each rank. A checkpoint has those of rank 0, so a resumed run differs from an "
+            "uninterrupted one. Keep them in buffers, which all ranks get from rank 0."
+        )
 
 
 def check_same_writes(world: Communicator, writes: ForwardWrites) -> None:

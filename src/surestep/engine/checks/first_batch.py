@@ -25,6 +25,7 @@ from surestep.engine.batch import (
     map_tensors,
 )
 from surestep.engine.checks.additivity import check_additivity
+from surestep.engine.checks.attribute_calls import make_calls
 from surestep.engine.checks.batch_norm import watch_norms
 from surestep.engine.checks.draws_by_sample import DrawsBySample
 from surestep.engine.checks.loss import (
@@ -73,6 +74,7 @@ from surestep.engine.metrics.base import (
 )
 from surestep.engine.metrics.copies import copy_metric
 from surestep.engine.metrics.whole_set import WholeSetMetric, metric_error
+from surestep.engine.model.attribute_writes import AttributeWrites
 from surestep.engine.model.forward_errors import FAILURES, explain_forward, nesting_hint
 from surestep.engine.model.forward_writes import ForwardWrites
 from surestep.engine.model.preserve import preserve_buffers
@@ -98,9 +100,11 @@ class FirstBatchResult:
         writes: the parameters that its forward changes.
         narrow_norms: the BatchNorm layers that see one value per sample and channel.
         signature: what the model takes and returns; None if it was not called.
+        attributes: those that its forward or the loss changes.
     """
 
     writes: ForwardWrites
+    attributes: AttributeWrites
     narrow_norms: set[nn.Module] = field(default_factory=set)
     signature: dict[str, Any] | None = None
 
@@ -130,13 +134,16 @@ def check_first_batch(
     read, micro = loader.first()
     raw, micro = replace_nonfinite(loader, read, micro, skips=skips)
     writes = ForwardWrites(model, loader.loss.module, loader.loss.teacher)
+    attributes = AttributeWrites({"model": model, **code_of_losses(loader.loss)})
     if loader.loss.kind == "none":
-        return FirstBatchResult(writes)
+        return FirstBatchResult(writes, attributes)
+    before = attributes.snapshot()
     checks = _Checks(model, loader, task, raw, judged_by, writes, is_read=raw is read)
     if loader.loss.is_in_training_only:
         with autocast, torch.no_grad(), preserve_torch_rng(loader.device):
             signature = checks.run_in_training(micro)
-        return FirstBatchResult(writes, signature=signature)
+            attributes.find(before, make_calls(checks, micro))
+        return FirstBatchResult(writes, attributes, signature=signature)
     with (
         preserve_buffers(model, loader.loss.module),
         eval_mode(model),
@@ -148,6 +155,7 @@ def check_first_batch(
         _warn_of_batch_count(loader, micro)
         with autocast:
             narrow, tried, signature = checks.run(micro)
+            attributes.find(before, make_calls(checks, micro))
         pop_logged()
     for head, value in tried if fresh else ():
         class_dim = head.loss.find_class_dim(head.outputs)
@@ -155,7 +163,7 @@ def check_first_batch(
             classes = head.outputs.shape[class_dim]
             check_first_loss(float(value) / head.micro_batch.items, classes, head.name)
     # Of ready batches, the sizes of the others are not known.
-    return FirstBatchResult(writes, set() if loader.is_ready else narrow, signature)
+    return FirstBatchResult(writes, attributes, set() if loader.is_ready else narrow, signature)
 
 
 @dataclass(frozen=True)

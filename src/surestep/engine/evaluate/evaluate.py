@@ -17,7 +17,6 @@ from surestep.engine.batch import (
     batch_size_of,
     describe_shapes,
 )
-from surestep.engine.buffers import Slot
 from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.data.failures import explain_target
 from surestep.engine.data.sources import InMemory, MapStyleSource
@@ -36,7 +35,7 @@ from surestep.engine.metrics.base import (
 )
 from surestep.engine.metrics.whole_set import metric_error
 from surestep.engine.model.forward_errors import FAILURES, explain_forward
-from surestep.engine.model.preserve import preserve_buffers
+from surestep.engine.model.preserve import Write, preserve_buffers
 from surestep.engine.modes import preserve_modes
 from surestep.engine.own_generators import OwnGenerators, own_generators
 from surestep.engine.rng import ModelRNG, preserve_torch_rng
@@ -53,13 +52,13 @@ class EvaluationInterrupted(Exception):
 
 @contextmanager
 def inference(
-    model: nn.Module, loader: BatchLoader, loss: Loss, writes: Sequence[Slot] = ()
+    model: nn.Module, loader: BatchLoader, loss: Loss, writes: Sequence[Write] = ()
 ) -> Iterator[None]:
     """Put a model and its loss in eval mode without gradients; restore modes and state.
 
     Not in `inference_mode`: a model could neither train with a tensor that it kept of a forward,
-    nor compute a gradient in its forward under `enable_grad`. `writes` are the parameters that a
-    forward changes.
+    nor compute a gradient in its forward under `enable_grad`. `writes` are the parameters and
+    attributes that a forward changes.
     """
     with (
         eval_mode(model),
@@ -265,7 +264,7 @@ def evaluate(
     generators: OwnGenerators,
     autocast: AbstractContextManager[Any],
     world: Communicator = ALONE,
-    writes: Sequence[Slot] = (),
+    writes: Sequence[Write] = (),
 ) -> dict[str, Value]:
     """Return the mean loss and the metrics of one split; waits for the device.
 
@@ -370,14 +369,14 @@ def evaluate_parts(
     autocast: AbstractContextManager[Any],
     world: Communicator = ALONE,
     warn: Callable[[str], object] | None = None,
-    writes: Sequence[Slot] = (),
+    writes: Sequence[Write] = (),
     generators: OwnGenerators | None = None,
 ) -> dict[str, Value]:
     """Return the metrics of several splits, by "split/metric"; waits for the device.
 
     `warn` is called with the reason why a loss is not finite; the split is then read again. None
-    searches for no reason. `writes` are the parameters that a forward changes. `generators` are
-    what `generators_of` found before; without them, it searches again.
+    searches for no reason. `writes` are the parameters and attributes that a forward changes.
+    `generators` are what `generators_of` found before; without them, it searches again.
 
     Raises:
         TaskError: the Task has no loss.

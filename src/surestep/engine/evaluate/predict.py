@@ -25,7 +25,6 @@ from surestep.engine.batch import (
     left_out_hint,
     map_tensors,
 )
-from surestep.engine.buffers import Slot
 from surestep.engine.data.batch_loader import BatchLoader, make_loader, seeded_inputs
 from surestep.engine.data.stream import is_stream
 from surestep.engine.device import sum_dtype
@@ -33,6 +32,7 @@ from surestep.engine.evaluate.evaluate import generators_of, inference, measured
 from surestep.engine.losses.adapt import Loss, items_only_loss
 from surestep.engine.losses.base import at_least_fp32
 from surestep.engine.metrics.row_buffer import RowBuffer
+from surestep.engine.model.preserve import Write
 from surestep.engine.modes import set_modes
 from surestep.engine.plan.plan import Plan
 from surestep.engine.task.task import Task
@@ -121,7 +121,7 @@ def predict(
     passes: int | None = None,
     watch: Callable[[int], object] | None = None,
     folder: Path | None = None,
-    writes: Sequence[Slot] = (),
+    writes: Sequence[Write] = (),
 ) -> Predictions:
     """Return the predictions of a model in eval mode; waits for the device.
 
@@ -134,7 +134,7 @@ def predict(
             the seed, the pass, and the position and size of the batch.
         watch: called after each batch with the number of samples done.
         folder: of the temporary files of what does not fit into memory.
-        writes: parameters that a forward changes, to restore.
+        writes: parameters and attributes that a forward changes, to restore.
 
     Raises:
         ConfigError: fewer than two passes.

@@ -3,8 +3,9 @@
 import operator
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ _COLLECTIONS = (list, dict, set, deque)
 _LEAVES = {bool, int, float, complex, str, bytes, type, type(None)}
 _MOST = 10_000  # objects: more may be a dataset
 _LARGEST = 2**31  # bytes of a tensor or an array
+ABSENT: Any = object()  # the value of an attribute that an object does not have
 
 
 @contextmanager
@@ -48,11 +50,158 @@ def preserve_attributes(*codes: Any) -> Iterator[None]:
                 for now, old in values:
                     _restore_attributes(now, old)
                 for part, kept in copies:
-                    _restore(part, kept)
+                    restore_part(part, kept)
+
+
+@dataclass(frozen=True, eq=False)
+class Attribute:
+    """A name in an object that is reached from the code of the user.
+
+    Attributes:
+        path: such as "model.noise.n".
+        owner: the attributes of the object.
+        name: its name there.
+        module: the innermost module that the object is in; None if it is in none.
+    """
+
+    path: str
+    owner: dict[str, Any]
+    name: str
+    module: nn.Module | None = None
+
+    @property
+    def value(self) -> Any:
+        """Its value; ABSENT if the object does not have it."""
+        return self.owner.get(self.name, ABSENT)
+
+
+class AttributeSnapshot:
+    """The values of attributes, with copies of what may be changed in place."""
+
+    def __init__(self, attributes: Iterable[Attribute]) -> None:
+        self._kept = [
+            (attribute, attribute.value, _copy_parts(attribute.value)) for attribute in attributes
+        ]
+
+    def restore(self) -> None:
+        """Restore the values, in place what was changed in place."""
+        for attribute, value, copies in self._kept:
+            if value is ABSENT:
+                attribute.owner.pop(attribute.name, None)
+            else:
+                attribute.owner[attribute.name] = value
+            for part, kept in copies:
+                restore_part(part, kept)
+
+    def changed(self) -> list[Attribute]:
+        """Return those that have a different value, or one that was changed in place."""
+        return [
+            attribute
+            for attribute, old, copies in self._kept
+            if not _is_value(attribute.value, old) or any(_is_changed(*pair) for pair in copies)
+        ]
+
+    def had(self, attribute: Attribute) -> Any:
+        """Return the value that an attribute had; ABSENT if there was none."""
+        return next((old for one, old, _ in self._kept if one.path == attribute.path), ABSENT)
+
+    def select(self, attributes: Collection[Attribute]) -> "AttributeSnapshot":
+        """Return the part of some of the attributes."""
+        selected = AttributeSnapshot(())
+        selected._kept = [entry for entry in self._kept if entry[0] in attributes]
+        return selected
+
+
+class ObjectSnapshot(AttributeSnapshot):
+    """The attributes of code of the user and of objects in it, also those that are added later.
+
+    Args:
+        codes: by the first part of their paths: modules, functions and other objects.
+
+    Attributes:
+        is_complete: False if there are very many objects, of which only the first are followed.
+    """
+
+    def __init__(self, codes: Mapping[str, Any]) -> None:
+        self._codes = [getattr(code, "__self__", code) for code in codes.values()]
+        self._owners, self.is_complete = _find_owners(codes)
+        self._structures = self._find_structures()
+        super().__init__(
+            Attribute(f"{path}.{name}", vars(owner), name, module)
+            for path, owner, module in self._owners
+            for name in vars(owner)
+            if name not in _OF_MODULES
+        )
+
+    def restore(self) -> None:
+        """Restore what has changed."""
+        self.select(self.changed()).restore()
+
+    def changed(self) -> list[Attribute]:
+        """Return those that changed or were added; none if a layer, buffer or hook was added."""
+        if self._find_structures() != self._structures:
+            return []
+        before = {(id(entry[0].owner), entry[0].name) for entry in self._kept}
+        added = [
+            Attribute(f"{path}.{name}", vars(owner), name, module)
+            for path, owner, module in self._owners
+            for name in vars(owner)
+            if name not in _OF_MODULES and (id(vars(owner)), name) not in before
+        ]
+        self._kept += [(attribute, ABSENT, []) for attribute in added]
+        # A generator that was made stays, since it is seeded from now on.
+        return [attribute for attribute in super().changed() if not is_generator(attribute.value)]
+
+    def _find_structures(self) -> list[list[int]]:
+        return [_structure(code, [owner for _, owner, _ in self._owners]) for code in self._codes]
+
+
+def find_attribute(codes: Mapping[str, Any], path: str) -> Attribute | None:
+    """Return the attribute with a path, which its object need not have yet; None without one."""
+    for prefix, owner, module in _find_owners(codes)[0]:
+        name = path.removeprefix(f"{prefix}.")
+        if name != path and name.isidentifier():
+            return Attribute(path, vars(owner), name, module)
+    return None
+
+
+def _find_owners(codes: Mapping[str, Any]) -> tuple[list[tuple[str, Any, nn.Module | None]], bool]:
+    """Return the objects with attributes, with their paths and modules, and whether it is all."""
+    found: dict[int, Any] = {}
+    left: deque[tuple[str, Any, nn.Module | None]] = deque(
+        (path, getattr(code, "__self__", code), None) for path, code in codes.items()
+    )
+    owners = []
+    while left and len(found) < _MOST:
+        path, part, module = left.popleft()
+        if id(part) in found:
+            continue
+        found[id(part)] = part
+        module = part if isinstance(part, nn.Module) else module
+        if _has_attributes(part):
+            owners.append((path, part, module))
+        left.extend(
+            (f"{path}{suffix}", member, module)
+            for suffix, member in _members(part)
+            if type(member) not in _LEAVES
+        )
+    return owners, not left
 
 
 def _find_parts(code: Any) -> list[Any]:
     """Return the objects, collections, tensors and arrays that are reached, each once."""
+    return _reach(code, lambda part: (member for _, member in _members(part)))
+
+
+def _copy_parts(value: Any) -> list[tuple[Any, Any]]:
+    """Return what may be changed in place in an attribute, with copies; not other objects."""
+    if type(value) in _LEAVES:
+        return []
+    parts = _reach(value, lambda part: (member for _, member in _elements(part)))
+    return [(part, kept) for part in parts if (kept := _copy(part)) is not None]
+
+
+def _reach(code: Any, members: Callable[[Any], Iterable[Any]]) -> list[Any]:
     found: dict[int, Any] = {}
     left = deque([code])
     while left and len(found) < _MOST:
@@ -60,24 +209,29 @@ def _find_parts(code: Any) -> list[Any]:
         if id(part) in found:
             continue
         found[id(part)] = part
-        left.extend(member for member in _members(part) if type(member) not in _LEAVES)
+        left.extend(member for member in members(part) if type(member) not in _LEAVES)
     return list(found.values())
 
 
-def _elements(part: Any) -> Iterable[Any]:
+def _elements(part: Any) -> Iterable[tuple[str, Any]]:
     """Return the elements of a collection, but of a long one the first, and no numbers or text."""
     if not isinstance(part, (*_COLLECTIONS, tuple)):
         return ()
     elements = part.values() if isinstance(part, dict) else part
-    return () if {*map(type, elements)} <= _LEAVES else islice(elements, _MOST)
+    if {*map(type, elements)} <= _LEAVES:
+        return ()
+    pairs = part.items() if isinstance(part, dict) else enumerate(part)
+    return ((f"[{key!r}]", element) for key, element in islice(pairs, _MOST))
 
 
-def _members(part: Any) -> Iterator[Any]:
+def _members(part: Any) -> Iterator[tuple[str, Any]]:
     yield from _elements(part)
     if isinstance(part, nn.Module):
-        yield from part._modules.values()
+        yield from ((f".{name}", child) for name, child in part._modules.items())
     if _has_attributes(part):
-        yield from (value for name, value in vars(part).items() if name not in _OF_MODULES)
+        yield from (
+            (f".{name}", value) for name, value in vars(part).items() if name not in _OF_MODULES
+        )
 
 
 def _has_attributes(value: Any) -> bool:
@@ -113,34 +267,47 @@ def _copy(part: Any) -> Any:
     return None
 
 
-def _restore(part: Any, kept: Any) -> None:
+def restore_part(part: Any, kept: Any) -> None:
     """Restore what was changed in place; a class of the user may forbid changes by its methods."""
+    if not _is_changed(part, kept):
+        return
     if isinstance(part, Tensor):
-        values, version = kept
-        if version_of(part) != version:
-            with torch.no_grad():
-                part.copy_(values)
+        with torch.no_grad():
+            part.copy_(kept[0])
     elif isinstance(part, np.ndarray):
-        if not np.array_equal(part, kept):
-            part[...] = kept
+        part[...] = kept
     elif isinstance(part, dict):
-        if not _are_same([*part.values()], [value for _, value in kept]) or [*part] != [
-            key for key, _ in kept
-        ]:
-            kind: type[dict[Any, Any]] = OrderedDict if isinstance(part, OrderedDict) else dict
-            kind.clear(part)
-            for key, value in kept:
-                kind.__setitem__(part, key, value)
+        kind: type[dict[Any, Any]] = OrderedDict if isinstance(part, OrderedDict) else dict
+        kind.clear(part)
+        for key, value in kept:
+            kind.__setitem__(part, key, value)
     elif isinstance(part, set):
-        if part != set(kept):
-            set.clear(part)
-            set.update(part, kept)
-    elif not _are_same(list(part), kept):
-        if isinstance(part, list):
-            list.__setitem__(part, slice(None), kept)
-        else:
-            deque.clear(part)
-            deque.extend(part, kept)
+        set.clear(part)
+        set.update(part, kept)
+    elif isinstance(part, list):
+        list.__setitem__(part, slice(None), kept)
+    else:
+        deque.clear(part)
+        deque.extend(part, kept)
+
+
+def _is_changed(part: Any, kept: Any) -> bool:
+    """Return whether what was copied was changed in place."""
+    if isinstance(part, Tensor):
+        return bool(version_of(part) != kept[1])
+    if isinstance(part, np.ndarray):
+        return not np.array_equal(part, kept)
+    if isinstance(part, dict):
+        keys, values = [key for key, _ in kept], [value for _, value in kept]
+        return [*part] != keys or not _are_same([*part.values()], values)
+    if isinstance(part, set):
+        return part != set(kept)
+    return not _are_same(list(part), kept)
+
+
+def _is_value(now: Any, old: Any) -> bool:
+    """Return whether a value is the same object, or the same number or text."""
+    return now is old or (type(now) is type(old) and type(now) in _LEAVES and bool(now == old))
 
 
 def _are_same(now: list[Any], old: list[Any]) -> bool:
@@ -156,6 +323,6 @@ def _structure(code: Any, owners: list[Any]) -> list[int]:
         if name in _OF_MODULES:
             parts += [len(value)] if isinstance(value, dict) else []
             continue
-        members = (value, *_elements(value))
+        members = (value, *(element for _, element in _elements(value)))
         parts += [id(one) for one in members if isinstance(one, (nn.Module, nn.Parameter))]
     return parts

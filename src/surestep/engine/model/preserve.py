@@ -2,15 +2,18 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from surestep.engine.buffers import Slot, bits_of, differs, every_buffer, version_of
+from surestep.engine.model.attributes import Attribute, AttributeSnapshot
 from surestep.engine.step_outcome import StepOutcome
 
 _FLAGS = (bool, int, float)
+Write = Slot | Attribute  # what a forward changes beside buffers
 NORMS = nn.modules.batchnorm._NormBase  # those with running statistics
 
 
@@ -22,10 +25,14 @@ class BufferSnapshot:
 
     Args:
         modules: the model and the loss.
-        writes: parameters that a forward changes, which are restored too.
+        writes: parameters and attributes that a forward changes, which are restored too.
+
+    Attributes:
+        copy_attributes: copies attributes; None if there are none.
+        copied: their copy; None if there is none.
     """
 
-    def __init__(self, *modules: nn.Module | None, writes: Iterable[Slot] = ()) -> None:
+    def __init__(self, *modules: nn.Module | None, writes: Iterable[Write] = ()) -> None:
         self.slots: list[tuple[dict[str, Any], str]] = [
             (module._buffers, name)
             for root in modules
@@ -34,7 +41,16 @@ class BufferSnapshot:
             if not (module._buffers[name] is None and isinstance(module, NORMS))
             and not isinstance(module._buffers[name], nn.UninitializedBuffer)
         ]
-        self._n_buffers, self._writes = len(self.slots), list(writes)
+        self._n_buffers, self._writes = len(self.slots), list[Slot]()
+        attributes = list[Attribute]()
+        for write in writes:
+            if isinstance(write, Attribute):
+                attributes.append(write)
+            else:
+                self._writes.append(write)
+        self.copy_attributes: Callable[[], AttributeSnapshot] | None = None
+        self.copied: AttributeSnapshot | None = None
+        self.keep_attributes(attributes)
         self.slots += [(module._parameters, name) for _, module, name in self._writes]
         self._kept: list[_Kept | None] = []
         roots = [root for root in modules if root is not None and self._writes]
@@ -50,6 +66,8 @@ class BufferSnapshot:
             {name: value for name, value in now.items() if type(value) in _FLAGS}
             for now in self._attributes
         ]
+        if self.copy_attributes is not None:
+            self.copied = self.copy_attributes()
         with torch.no_grad():
             before = self._kept or [None] * len(self.slots)
             self._kept = [
@@ -89,8 +107,16 @@ class BufferSnapshot:
         if not kept:
             self._attributes, self._flags = [], []
 
+    def keep_attributes(self, attributes: Sequence[Attribute]) -> None:
+        """Restore only these attributes from now on."""
+        if self.copied is not None:
+            self.copied = self.copied.select(attributes) if attributes else None
+        self.copy_attributes = partial(AttributeSnapshot, attributes) if attributes else None
+
     def restore_attributes(self) -> None:
-        """Restore the attributes of modules that are numbers, if parameters were changed."""
+        """Restore attributes, and if parameters were changed all of modules that are numbers."""
+        if self.copied is not None:
+            self.copied.restore()
         if self._attributes and self.compare(self._writes)():
             for now, flags in zip(self._attributes, self._flags, strict=True):
                 now.update(flags)
@@ -99,12 +125,13 @@ class BufferSnapshot:
     def restore(self, outcome: StepOutcome) -> None:
         """Restore the copy if the step was not taken; on the device if only the device knows.
 
-        The device is read in a step that fills a buffer, or changes its shape or dtype.
+        The device is read in a step that fills a buffer, changes its shape or dtype, or changes an
+        attribute.
         """
         if outcome.nonfinite_flag is None and outcome.took_step:
             return
         good = None if outcome.nonfinite_flag is None else outcome.nonfinite_flag == 0
-        if good is None:
+        if good is None or (self.copied is not None and not bool(good)):
             self.restore_attributes()
         replaced: dict[int, Tensor] = {}  # by what was one tensor
         for (owner, name), kept in zip(self.slots, self._kept, strict=True):
@@ -162,8 +189,8 @@ def _copy(now: Tensor | None, before: _Kept | None) -> _Kept | None:
 
 
 @contextmanager
-def preserve_buffers(*modules: nn.Module | None, writes: Iterable[Slot] = ()) -> Iterator[None]:
-    """Restore the buffers that a forward changes, and the parameters that it changes."""
+def preserve_buffers(*modules: nn.Module | None, writes: Iterable[Write] = ()) -> Iterator[None]:
+    """Restore the buffers, parameters and attributes that a forward changes."""
     buffers = BufferSnapshot(*modules, writes=writes)
     buffers.save()
     tensors = [owner[name] for owner, name in buffers.slots]

@@ -13,17 +13,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from surestep.engine.batch import Batch, MicroBatch, zero_loss
+from surestep.engine.batch import Batch, MicroBatch, flatten_tensors, zero_loss
 from surestep.engine.buffers import Slot
 from surestep.engine.data.apply_transform import BatchTransform
 from surestep.engine.losses.adapt import Loss
 from surestep.engine.losses.base import HALF
 from surestep.engine.losses.multi import weighted_sum
 from surestep.engine.metrics import base as metrics
-from surestep.engine.model.preserve import BufferSnapshot
+from surestep.engine.model.attribute_writes import AttributeWrites
+from surestep.engine.model.compile import disable_compile
+from surestep.engine.model.preserve import BufferSnapshot, Write, preserve_buffers
 from surestep.engine.modes import TrainModes
 from surestep.engine.parallel.base import Strategy
-from surestep.engine.rng import GlobalGenerators, ModelRNG
+from surestep.engine.rng import GlobalGenerators, ModelRNG, preserve_torch_rng, seed_loading
 from surestep.engine.schedule.groups import GroupSchedule
 from surestep.engine.state.state import Progress, State
 from surestep.engine.step.unheld_leaves import UnheldLeafCheck
@@ -99,7 +101,8 @@ class StepContext:
             the loss.
         transform: transforms the global batch.
         leaves: checks that an optimizer has every tensor that gets a gradient.
-        writes: the parameters that a forward changes.
+        written: the parameters that a forward changes.
+        attributes: those that a forward changes.
         after_first_backward: called once, before the first update.
         signature: what the model takes and returns, if it was called with the first batch.
     """
@@ -117,15 +120,21 @@ class StepContext:
     custom_update: Callable[["StepContext", Batch, float], UpdateResult] | None = None
     transform: BatchTransform | None = None
     leaves: UnheldLeafCheck | None = None
-    writes: Sequence[Slot] = ()
-    after_first_backward: Callable[[], None] | None = None
+    written: Sequence[Slot] = ()
+    attributes: AttributeWrites | None = None
+    after_first_backward: Callable[[Batch | None], None] | None = None
     signature: dict[str, Any] | None = None
 
-    def end_first_backward(self) -> None:
-        """Call what waits for the first backward pass of a run, once."""
+    @property
+    def writes(self) -> list[Write]:
+        """The parameters and attributes that a forward changes."""
+        return [*self.written, *(() if self.attributes is None else self.attributes.slots)]
+
+    def end_first_backward(self, batch: Batch | None = None) -> None:
+        """Call what waits for the first backward pass of a run; a manual step has no batch."""
         call, self.after_first_backward = self.after_first_backward, None
         if call is not None:
-            call()
+            call(batch)
 
 
 _NOT_UPDATED = UpdateResult(StepOutcome(False), None, None, [])
@@ -157,7 +166,7 @@ def train_step(context: StepContext, batch: Batch) -> StepResult:
                 break
         if state.average is not None:
             state.average.take_in()
-        if context.buffers.slots:
+        if context.buffers.slots or context.buffers.copy_attributes is not None:
             context.buffers.save()
         divisor = items if context.loss.divides else 1.0
         if context.custom_update is not None:
@@ -166,7 +175,7 @@ def train_step(context: StepContext, batch: Batch) -> StepResult:
             # The optimizer may draw from the generators of numpy and Python as well.
             with context.generators.preserved() if context.generators.seeded else _UNCHANGED:
                 update, items = _usual_update(context, batch, divisor, lr_factor)
-        if context.buffers.slots:
+        if context.buffers.slots or context.buffers.copy_attributes is not None:
             context.buffers.restore(update.outcome)
     if state.average is not None:
         state.average.update(before.step + 1, update.outcome)
@@ -204,7 +213,7 @@ def _usual_update(
             generators.restore(states, before[2])
             loss_sum, items, logged = _recompute_seeded(context, batch, divisor)
     if context.after_first_backward is not None:
-        context.end_first_backward()
+        context.end_first_backward(batch)
     if not items:  # under DDP the items of all ranks may arrive with the gradients
         return _NOT_UPDATED, items
     strategy.unscale()
@@ -267,6 +276,27 @@ def forward_backward(context: StepContext, batch: Batch, divisor: float) -> Grad
     assert total is not None
     gradients = Gradients(total, batch.items, logged)
     return strategy.finish_backward(gradients) if is_shared else gradients
+
+
+@torch.no_grad()
+def compute_loss(context: StepContext, batch: Batch) -> list[Tensor]:
+    """Return the outputs and the loss of the first micro-batch, and change nothing.
+
+    Their random numbers are those of the step.
+    """
+    state, micro_batch = context.state, batch.micro_batches[0]
+    with (
+        preserve_torch_rng(context.randomness.device),
+        preserve_buffers(state.model, context.loss.module, writes=context.writes),
+        disable_compile(state.model),
+        context.autocast,
+    ):
+        seed_loading(0)  # numpy's and Python's
+        context.randomness.seed_for("model", state.progress.step, micro_batch.position)
+        outputs = state.model(*micro_batch.args, **micro_batch.kwargs)
+        loss = _loss_sum(context, batch, micro_batch, outputs, 1.0, [])
+    metrics.pop_logged()
+    return [tensor.clone() for tensor in flatten_tensors((outputs, loss))]
 
 
 def _loss_sum(

@@ -33,6 +33,7 @@ from surestep.engine.distributed.shards import (
     to_local,
 )
 from surestep.engine.losses.state import NAME as LOSS
+from surestep.engine.model.attribute_writes import NAME as ATTRIBUTES
 from surestep.engine.model.compile import unwrap_module
 from surestep.engine.model.frozen_weights import fingerprint
 from surestep.engine.state.average import NAME as AVERAGE
@@ -131,7 +132,7 @@ def decode_states(found: CheckpointReader) -> dict[str, Any]:
 
 def unmatched_states(record: Mapping[str, Any], state: State) -> list[str]:
     """Describe states that only the checkpoint has, or only the callbacks of this run."""
-    always = {STREAM, EPOCH_LENGTHS, AVERAGE}
+    always = {STREAM, EPOCH_LENGTHS, AVERAGE, ATTRIBUTES}
     saved, here = always.union(record[CALLBACK_STATES]), always.union(state.callback_states)
     gone = "The checkpoint has a state of {}, which this run does not have. It is not loaded."
     new = "{} has no state in the checkpoint, and starts with its own."
@@ -163,6 +164,7 @@ def load_weights(
     average: bool,
     keeper: ShardedStateProvider | None = None,
     loss: Stateful | None = None,
+    attributes: Stateful | None = None,
     built: Mapping[str, Tensor | None] = _NO_BUFFERS,
 ) -> None:
     """Load all of a verified checkpoint that an evaluation uses into a model and its loss.
@@ -173,6 +175,7 @@ def load_weights(
         average: load the average of the weights.
         keeper: has the parameters that the model lacks.
         loss: has the buffers of the loss.
+        attributes: has those that forwards change.
         built: the first values of buffers that the model's state_dict leaves out. Those that are in
             neither do not change.
 
@@ -196,8 +199,10 @@ def load_weights(
     left_out = {name: owner._buffers[key] for name, owner, key in left_out_of_state(model)}
     buffers = _match_buffers(found, left_out)
     averaged = _match_average(found, model) if average else {}
-    if loss is not None:  # it checks the names before it loads
-        loss.load_state_dict(decode_states(found).get(LOSS, {}))
+    states = decode_states(found)
+    for name, owner in ((LOSS, loss), (ATTRIBUTES, attributes)):
+        if owner is not None:  # it checks the names before it loads
+            owner.load_state_dict(states.get(name, {}))
     _load_weights(found, model, weights, keeper)
     keeps_dtypes = _has_dtypes_of(model, weights)
     restore_buffers(model, built, buffers, keeps_dtypes=keeps_dtypes)
