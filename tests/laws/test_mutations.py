@@ -27,6 +27,7 @@ from surestep.engine.diagnose import diagnose
 from surestep.engine.evaluate import evaluate
 from surestep.engine.losses import classification
 from surestep.engine.losses.multi import weighted_sum
+from surestep.engine.model.attribute_writes import AttributeWrites
 from surestep.engine.model.layers import layers_of
 from surestep.engine.model.preserve import preserve_buffers
 from surestep.engine.optim import freezing, param_groups
@@ -52,6 +53,8 @@ from tests.laws.support.stateful_streams import check_own_state
 from tests.laws.test_buffers import Observed, task_of
 from tests.laws.test_buffers import check_resume as check_buffers
 from tests.laws.test_changing_buffers import check_killed as check_changing
+from tests.laws.test_forward_attributes import check_resumed as check_resumed_attributes
+from tests.laws.test_forward_attributes import check_run as check_attributes
 from tests.laws.test_forward_writes import check_run as check_writes
 from tests.laws.test_forward_writes import check_skipped as check_skipped_writes
 from tests.laws.test_independence import check_run_is_independent, check_student
@@ -507,6 +510,16 @@ MUTATIONS = [
             "an evaluation leaves the parameters as its forward left them",
             instead(evaluate, "preserve_buffers", lambda *modules, **_: preserve_buffers(*modules)),
             lambda folder: check_writes(folder, "data"),
+        ),
+        (
+            "an evaluation leaves the attributes as its forward left them",
+            instead(evaluate, "preserve_buffers", lambda *modules, **_: preserve_buffers(*modules)),
+            lambda folder: check_attributes(folder, "list"),
+        ),
+        (
+            "a checkpoint has no attributes",
+            instead(AttributeWrites, "state_dict", lambda _: {}),
+            lambda folder: check_resumed_attributes(folder, "later"),
         ),
         (
             "a diagnosis leaves the buffers as its forward left them",

@@ -31,7 +31,7 @@ NAME = "the attributes that forwards change"  # of their entry in `callback_stat
 _COLLECTIONS: dict[str, type[Any]] = {kind.__name__: kind for kind in (list, dict, set, deque)}
 _LEAVES = (bool, int, float, str, type(None))
 _NUMBERS = (int, float)
-_MOST_CALLS = 32  # of the model, to tell the attributes of different objects apart
+_MOST_CALLS = 32  # of the model, to distinguish the attributes of different objects
 _Call = Callable[[], list[Tensor]]
 
 
