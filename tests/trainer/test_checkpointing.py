@@ -121,8 +121,8 @@ def test_step_whose_save_failed_is_saved_by_the_next(tmp_path, monkeypatch):
             failing(full, 1)
             with pytest.raises(CheckpointError, match="No space left"):
                 session.save()
-        assert not session.is_saved
-        assert session.ensure_saved().exists()
+        assert not session.saving.is_current
+        assert session.saving.ensure_saved().exists()
         assert saved(tmp_path) == [1]
 
 

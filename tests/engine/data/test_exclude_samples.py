@@ -99,7 +99,7 @@ def test_balanced_class_weights_count_what_the_dataloader_collates(folder):
     def learned(data, **skip):
         loss = surestep.losses.multiclass(weight="balanced")
         with session_of(surestep.Task(mlp(), loss, data), folder(), max_steps=2, **skip) as session:
-            return session.loop.parts.loss.module.weights
+            return session.loop.context.loss.module.weights
 
     x, y = rows(55)
     loader = DataLoader(TensorDataset(x, y), 55, collate_fn=collate_reversed)

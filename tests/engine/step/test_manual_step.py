@@ -10,6 +10,7 @@ from surestep.base.errors import NonFiniteError, SurestepError, TaskError
 from surestep.engine.step.multi_optimizer import OptimizerSet
 from surestep.record.run import Run
 from tests import tiny
+from tests.parts import see_log_points
 
 
 def model():
@@ -322,7 +323,7 @@ def test_schedule_goes_on_after_a_step_that_was_undone(tmp_path, first):
     options = {"max_steps": 6, "on_nonfinite": "skip", "data": {"shuffle": False}}
     options["schedule"] = {"name": "linear", "warmup": "0 steps", "min_lr_ratio": 0.0}
     with surestep.prepare(task, tiny.config(**options), run=tmp_path / "run") as session:
-        session.loop.on_log.append(points.append)
+        see_log_points(session, points.append)
         list(session.steps())
     assert session.state.counts.nonfinite == 1
     rates = [rate for point in points for rate in point.logged[f"{first}/lr"]]
