@@ -20,7 +20,7 @@ from surestep.engine.data import workers
 from surestep.engine.distributed.hang_monitor import GroupTimeouts
 from surestep.engine.model import forward_errors
 from surestep.engine.model.compile import compile_model, disable_compile, unwrap_compiled
-from surestep.engine.parallel import single
+from surestep.engine.optim import fused_adamw
 from tests import tiny
 
 NAMES = [
@@ -75,7 +75,7 @@ def test_training_is_the_same_without_a_private_name(without, tmp_path, expected
 
 
 @pytest.mark.parametrize(
-    ("module", "name"), [(private, "fused_adamw_"), (single, "optimizer_module")]
+    ("module", "name"), [(private, "fused_adamw_"), (fused_adamw, "optimizer_module")]
 )
 def test_torch_steps_adamw_if_the_kernel_or_its_hooks_are_not_known(
     monkeypatch, tmp_path, expected, module, name

@@ -252,7 +252,7 @@ class Strategy:
             device = grads[0].device
             single = [get_total_norm([grad]).to(device, sum_dtype(device)) for grad in grads]
             norms, total = torch.stack(single), get_total_norm(grads)
-        clip_gradients(grads, total, self.max_norm, self.clip_value, alike=self.alike)
+        clip_gradients(grads, total, self.max_norm, self.clip_value, is_uniform=self.alike)
         return GradNorm(total, norms, names)
 
     def measure_norms(self, tensors: Sequence[Tensor]) -> Tensor:

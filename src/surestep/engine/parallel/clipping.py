@@ -14,7 +14,7 @@ def clip_gradients(
     max_norm: float | None,
     clip_value: float | None,
     *,
-    alike: bool = True,
+    is_uniform: bool = True,
 ) -> None:
     """Clip gradients in place, as torch does, bit for bit; without a limit do nothing.
 
@@ -23,13 +23,13 @@ def clip_gradients(
         total: their norm, over all ranks, ().
         max_norm: what the norm is limited to.
         clip_value: what the absolute of each value is limited to, without `max_norm`.
-        alike: all have one device and dtype.
+        is_uniform: all have the same device and dtype.
 
     Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.utils.clip_grad_norm_.html
     """
     if max_norm is not None:
         factor = torch.add(total, 1e-6).reciprocal_().mul_(max_norm).clamp_(max=1.0)
-        if alike:
+        if is_uniform:
             private.foreach_mul_(grads, factor.to(grads[0].device))
         else:
             for grad in grads:
