@@ -242,12 +242,15 @@ def test_memory_use_is_saved_in_a_custom_loop_too(tmp_path):
 class OutOfMemoryInEvaluation(nn.Linear):
     """A model that runs out of memory in evaluation after `enough` calls."""
 
-    calls = 0
     enough = 0
 
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.calls = []  # a number would be restored after each evaluation
+
     def forward(self, x):
-        self.calls += not self.training
-        if self.calls > self.enough:
+        self.calls += [x.shape] * (not self.training)
+        if len(self.calls) > self.enough:
             torch.empty(2**55)
         return super().forward(x)
 

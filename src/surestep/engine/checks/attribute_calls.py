@@ -13,7 +13,7 @@ from surestep.engine.model.forward_writes import ForwardWrites
 from surestep.engine.model.preserve import preserve_buffers
 from surestep.engine.modes import TrainModes, preserve_modes
 from surestep.engine.own_generators import own_generators
-from surestep.engine.rng import ModelRNG, seed_loading
+from surestep.engine.rng import ModelRNG
 from surestep.engine.task.task import Task
 
 
@@ -55,7 +55,6 @@ def _call(checks: _Checks, micro: MicroBatch, *, training: bool) -> list[Tensor]
     ):
         if training:
             TrainModes(model, tuple(checks.task.keep_eval))
-        seed_loading(loader.seed)
         randomness.seed_for("trial", 0)
         if loss.is_in_training_only:
             returned = checks.forward(micro)

@@ -25,7 +25,7 @@ from surestep.engine.model.compile import disable_compile
 from surestep.engine.model.preserve import BufferSnapshot, Write, preserve_buffers
 from surestep.engine.modes import TrainModes
 from surestep.engine.parallel.base import Strategy
-from surestep.engine.rng import GlobalGenerators, ModelRNG, preserve_torch_rng, seed_loading
+from surestep.engine.rng import GlobalGenerators, ModelRNG, preserve_torch_rng
 from surestep.engine.schedule.groups import GroupSchedule
 from surestep.engine.state.state import Progress, State
 from surestep.engine.step.unheld_leaves import UnheldLeafCheck
@@ -291,7 +291,8 @@ def compute_loss(context: StepContext, batch: Batch) -> list[Tensor]:
         disable_compile(state.model),
         context.autocast,
     ):
-        seed_loading(0)  # numpy's and Python's
+        # numpy's and Python's generators are not always seeded by that of the step.
+        ModelRNG(context.randomness.seed, context.randomness.device).seed_for("trial", 0)
         context.randomness.seed_for("model", state.progress.step, micro_batch.position)
         outputs = state.model(*micro_batch.args, **micro_batch.kwargs)
         loss = _loss_sum(context, batch, micro_batch, outputs, 1.0, [])
