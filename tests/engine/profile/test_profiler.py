@@ -69,6 +69,21 @@ def test_flops_are_counted_in_the_step_before(tmp_path):
     assert found[-1] == 2 * first + 3 * second
 
 
+def test_callback_with_an_attribute_label_is_listed_by_its_class(tmp_path):
+    class Looks(surestep.Callback):
+        label = None
+
+        def on_step(self, state, result):
+            return None
+
+    parts = {"train": tiny.data(64)}
+    with tiny.prepare(tmp_path / "run", parts, profile="2:3", max_steps=4) as session:
+        add_part(session, Looks())
+        list(session.steps())
+    text = (session.run.path / "profile" / "operations-2-3.txt").read_text()
+    assert re.search(r"^Looks +[\d.]+ +[\d.]+%$", text, re.MULTILINE)
+
+
 def test_profiled_run_is_bitwise_identical_to_an_unprofiled_run(tmp_path):
     weights = []
     for steps in (None, "2:4"):

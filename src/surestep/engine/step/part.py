@@ -166,7 +166,7 @@ def time_moments(moments: Moments, parts: Sequence[Callback], seconds: dict[str,
     """
 
     def timed(part: Callback, hook: Callable[..., Any]) -> Callable[..., Any]:
-        label = getattr(part, "label", type(part).__name__)
+        label = part.label if isinstance(part, Functions) else type(part).__name__
 
         def call(*args: Any) -> Any:
             started = time.perf_counter()
