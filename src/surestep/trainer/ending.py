@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from surestep.base.errors import NonFiniteError, RunError, StatusWriteError
+from surestep.base.errors import NonFiniteError, RunError, StatusWriteError, SurestepError
 from surestep.engine.step.loop import Loop
 from surestep.record.checkpoint.discovery import list_checkpoints
 from surestep.record.run_writer import RunWriter, describe_error_end
@@ -55,6 +55,21 @@ class Ending:
             except Exception as late:  # the error that ended the run is the one to raise
                 kind = type(part).__name__
                 error.add_note(f"{kind}.on_exception failed: {type(late).__name__}: {late}")
+
+    def call(self, close: Callable[..., object], *args: object) -> None:
+        """Call a function at the end; add its error to the one that ended the run, if there is one.
+
+        Args:
+            close: the function.
+            args: of the function.
+        """
+        try:
+            close(*args)
+        except Exception as late:  # the error that ended the run is the one to raise
+            if self._error is None:
+                raise
+            kind = "" if isinstance(late, SurestepError) else f"{type(late).__name__}: "
+            self._error.add_note(f"While closing: {kind}{late}")
 
     def write_if_missing(self, kind: object, late: BaseException | None, traceback: object) -> None:
         """Write what the loop says, if nothing was written; `late` was raised while closing."""

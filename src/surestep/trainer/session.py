@@ -9,7 +9,7 @@ from weakref import WeakSet
 import torch
 from torch import nn
 
-from surestep.base.errors import RunError, SurestepError
+from surestep.base.errors import RunError
 from surestep.engine.evaluate.predict import Predictions
 from surestep.engine.plan.plan import Plan
 from surestep.engine.plan.system import SystemInfo
@@ -297,7 +297,7 @@ class Session:
                 stack.push(self._ending.write_if_missing)
             stack.callback(self.saving.wait)
             for hook in self.loop.hooks("on_end"):
-                stack.callback(hook, self.state)
+                stack.callback(self._ending.call, hook, self.state)
             if self.state.counts.skipped:
                 stack.callback(self._recorder.write_skipped)
             stack.callback(self.loop.log_point)
@@ -309,13 +309,7 @@ class Session:
         self.loop.world.failed(error)
         if error is not None and not self.closed:
             self._ending.note(error)
-        try:
-            self.close()
-        except Exception as late:  # the error that ended the run is the one to raise
-            if error is None:
-                raise
-            kind = "" if isinstance(late, SurestepError) else f"{type(late).__name__}: "
-            error.add_note(f"While closing: {kind}{late}")
+        self._ending.call(self.close)
 
     def list_not_checked(self, notes: dict[str, str]) -> None:
         """List in the Plan what could not be checked.

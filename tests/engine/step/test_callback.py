@@ -278,6 +278,25 @@ def test_error_of_on_end_does_not_hide_the_error_that_ended_the_run(tmp_path):
     assert session.run.status["status"] == "failed"
 
 
+def test_all_errors_of_on_end_are_notes_of_the_error_that_ended_the_run(tmp_path):
+    class FailsTwice(Callback):
+        def __init__(self, name):
+            self.name = name
+
+        def on_step(self, state, result):
+            raise Fails("in the step")
+
+        def on_end(self, state):
+            raise ValueError(self.name)
+
+    trainer = watched(tmp_path, FailsTwice("first"), FailsTwice("second"), max_steps=3)
+    with pytest.raises(Fails, match="in the step") as caught:
+        trainer.fit()
+    assert caught.value.__notes__ == [
+        f"While closing: ValueError: {name}" for name in ("second", "first")
+    ]
+
+
 def test_error_of_on_end_is_raised_and_the_run_is_closed(tmp_path):
     class FailsToEnd(Callback):
         def on_end(self, state):
