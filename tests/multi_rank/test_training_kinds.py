@@ -52,6 +52,8 @@ def test_all_ranks_log_and_save_by_the_clock_of_rank_0(two):
 def test_all_ranks_roll_back_once(one, two):
     assert one["rollback"]["back"] == 1
     assert all(each["rollback"]["back"] == 1 for each in two)
+    assert two[0]["rollback"]["saved"] == one["rollback"]["saved"]
+    assert one["rollback"]["saved"][0] == 0  # before the first step
 
 
 def test_all_ranks_of_a_fork_use_its_own_best_metric(one, two):

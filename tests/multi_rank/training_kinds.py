@@ -132,11 +132,13 @@ def rolled_back(folder: Path) -> Found:
     with opened(folder, spike_task.task_of(), **options) as session:
         see_log_points(session, lambda point: seen.extend(each or 0.0 for each in point.loss))
         fit(session)
+    saved = [event["step"] for event in session.run.events() if event["event"] == "checkpoint"]
     return {
         **result(session),
         "losses": seen,
         "metrics": {},
         "back": session.state.spikes.rollbacks,
+        "saved": saved,
     }
 
 

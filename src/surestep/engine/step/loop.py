@@ -251,6 +251,9 @@ class Loop:
             self.call("on_start")
             for schedule in self.state.schedules.values():
                 schedule.start(self.state.progress.steps_taken)
+            if self.world.size > 1:  # as one process, which does not wait for a step either
+                self.world.exchange(())
+                self.apply_agreed_requests()
             self.run_requests()
 
     def _note(self, reply: Reply) -> None:
