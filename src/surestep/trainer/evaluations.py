@@ -60,7 +60,8 @@ class Evaluations:
             self._saving.forget()  # a checkpoint of this step does not have the metrics
             for line in update_best(plan, state, metrics, loop.context.schedule.peak):
                 self._messages.print_line(line)
-            loop.call("on_evaluate", Metrics(metrics))
+            for hook in loop.hooks("on_evaluate"):  # none sees what another one changes
+                loop.note(hook(state, Metrics(metrics)))
         if metrics:
             limit = plan.limit_val_batches
             of = " of the average" if average is not None else ""

@@ -174,6 +174,20 @@ def test_save_request_writes_a_checkpoint_of_the_step(tmp_path):
         assert session.run.last.step == 1
 
 
+def test_each_callback_gets_its_own_metrics(tmp_path):
+    class Clears(Callback):
+        def __init__(self):
+            self.names = []
+
+        def on_evaluate(self, state, metrics):
+            self.names += metrics
+            metrics.clear()
+
+    both = [Clears(), Clears()]
+    run = watched(tmp_path, *both, max_steps=1).fit()
+    assert both[0].names == both[1].names == [*run.last.metrics]
+
+
 @pytest.mark.parametrize("hooks", [("on_backward", "on_step"), ("on_step", "on_step")])
 def test_requests_of_two_callbacks_in_one_step_are_done_once(tmp_path, hooks):
     diaries = [Recorder(hook, Request.SAVE) for hook in hooks]

@@ -108,7 +108,7 @@ class Loop:
     def call(self, moment: str, *args: Any) -> None:
         """Call the parts that have a moment, in order; do later what they request."""
         for hook in self._moments[moment]:
-            self._note(hook(self.state, *args))
+            self.note(hook(self.state, *args))
 
     @property
     def state(self) -> State:
@@ -170,7 +170,7 @@ class Loop:
         state = self.context.state
         for hook in self._on_batch:
             if (reply := hook(state, batch)) is not None:
-                self._note(reply)
+                self.note(reply)
         self._is_stepping = True
         try:
             result = train_step(self.context, batch)
@@ -198,7 +198,7 @@ class Loop:
             return result
         for hook in self._on_step:
             if (reply := hook(state, result)) is not None:
-                self._note(reply)
+                self.note(reply)
         if self._asked:
             self.run_requests()
         if self._after_step is not None:
@@ -256,8 +256,12 @@ class Loop:
                 self.apply_agreed_requests()
             self.run_requests()
 
-    def _note(self, reply: Reply) -> None:
-        """Show the notice of a part now, and do what it requests after the step."""
+    def note(self, reply: Reply) -> None:
+        """Show the notice of a part now, and do what it requests after the step.
+
+        Args:
+            reply: what the part returned.
+        """
         if reply is None:
             return
         if isinstance(reply, Request):
@@ -270,7 +274,10 @@ class Loop:
         self.stopping = reason
 
     def request(self, word: str) -> None:
-        """Do what a word of `WORDS` says after this step; several ranks do it after the next."""
+        """Do what a word of `WORDS` says after this step; several ranks do it after the next.
+
+        Before the first step it is done on `start()`.
+        """
         if self.world.size > 1:
             self.world.requests.add(word)
         else:
@@ -457,4 +464,4 @@ class Loop:
         self.call("on_log", point)
 
     def _call_backward(self, hook: Callable[[State], Request | None], state: State) -> None:
-        self._note(hook(state))
+        self.note(hook(state))
