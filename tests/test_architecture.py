@@ -389,6 +389,8 @@ def changes_of_runs(tree: ast.AST) -> list[int]:
             targets = []
         flat = [one for target in targets for one in getattr(target, "elts", [target])]
         for target in flat:
+            while isinstance(target, ast.Subscript):
+                target = target.value
             owner = getattr(target, "value", None) if isinstance(target, ast.Attribute) else None
             name = getattr(owner, "id", getattr(owner, "attr", None))
             if name in RUN_OBJECTS:
@@ -414,6 +416,7 @@ def test_only_a_loop_and_a_session_change_themselves():
         "self._loop.a, b = 1, 2",
         "session.loop.parts.append(part)",
         "self.session.plan = plan",
+        "session.loop.handlers[name] = save",
     ],
 )
 def test_change_of_a_loop_or_a_session_is_reported(line):
