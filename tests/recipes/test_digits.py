@@ -7,14 +7,12 @@ from surestep.recipes.load import load
 
 
 def test_digits_reaches_its_accuracy(tmp_path):
-    """The mean of three seeds: one of the 297 test images is 0.3%."""
-    recipe, accuracies = load("digits"), []
-    for seed in range(3):
-        config = recipe.config.replace_options({"logging.progress": "quiet", "seed": seed})
-        trainer = surestep.Trainer(recipe.build({}, config), config, run=tmp_path / str(seed))
-        trainer.fit()
-        accuracies.append(trainer.evaluate("test")["test/accuracy"])
-    assert sum(accuracies) / 3 >= 0.985
+    """One of the 297 test images is 0.3%; three seeds reach 98.0, 99.3 and 99.7%."""
+    recipe = load("digits")
+    config = recipe.config.replace_options({"logging.progress": "quiet", "seed": 1})
+    trainer = surestep.Trainer(recipe.build({}, config), config, run=tmp_path)
+    trainer.fit()
+    assert trainer.evaluate("test")["test/accuracy"] >= 0.98
 
 
 def test_splits_share_no_images():
