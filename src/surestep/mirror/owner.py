@@ -79,6 +79,7 @@ class Owner:
         has_saved: a checkpoint of the run was once complete in the mirror. If not, there is
             nothing to continue from, and another run may take the mirror.
         is_owner: whether it is the writer, as far as this process knows.
+        is_named: the mirror names it still, since it could not be released at the end.
     """
 
     def __init__(self, store: Store, run_id: str, *, has_started: bool = True) -> None:
@@ -90,7 +91,7 @@ class Owner:
         self._place = store.address if local is None else str(local.resolve())
         self._token = uuid4().hex
         self._renewed = 0.0
-        self.is_owner = False
+        self.is_owner = self.is_named = False
         self._lost: OwnerChangedError | None = None
         self._gone: dict[str, Any] | None = None  # a writer that was waited for
         self._ended = Event()
@@ -182,8 +183,10 @@ class Owner:
 
     def try_release(self) -> None:
         """Release the mirror; if that fails, another machine must wait for STALE_S."""
-        with suppress(Exception):  # the error that ends the run is the one to raise
+        try:
             self.release()
+        except Exception:  # the error that ends the run is the one to raise
+            self.is_named |= self.is_owner
         self.forget()
 
     def forget(self) -> None:

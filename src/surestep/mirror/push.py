@@ -182,15 +182,16 @@ class Pusher:
         self._there = {
             p[1] for p in parts if len(p) > 2 and p[0] == CHECKPOINTS and has_checkpoint_name(p[1])
         }
-        known, self._complete = self._complete, {}
+        known, complete = self._complete, dict[str, Signature | None]()
         for path in list_checkpoints(self.folder / CHECKPOINTS):
             if path.name not in self._there or path.name in self.link.damaged:
                 continue
             now = signature_of(path / MANIFEST)
             with suppress(FileNotFoundError, CheckpointError):
                 if self._is_complete(path, listed, is_known=known.get(path.name) == now):
-                    self._complete[path.name] = now
-        if self._complete:
+                    complete[path.name] = now
+        self._complete = complete  # at once: `missing()` may be asked meanwhile
+        if complete:
             self._on_complete()
         self._looked_at, self._must_look = time.monotonic(), False
 

@@ -137,7 +137,7 @@ class Uploader:
                     "this run. To copy the rest: surestep mirror push "
                     f"{shlex.quote(str(self.folder))}"
                 )
-            elif self.owner.is_owner:
+            elif self.owner.is_owner or self.owner.is_named:  # the thread may end meanwhile
                 print_line(
                     f"{self.store.address} has this run, but still names this process as its "
                     f"writer. Another machine waits {STALE_S:.0f} s for it, unless you release it: "
