@@ -54,7 +54,7 @@ from weakref import WeakKeyDictionary
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.batches import find_labels
-from surestep.doctor.runtime.passes import Pass, Passes
+from surestep.doctor.runtime.passes import Pass, begin_pass
 from surestep.doctor.source.loaders import Loader, find_loaders, find_training_loops
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import describe, options_of, tensor_of
@@ -170,7 +170,6 @@ class TrainingDataNotShuffledWatcher(Watcher):
     """Store the labels of a pass in which the script trains."""
 
     def __init__(self) -> None:
-        self._passes = Passes()
         self._orders: WeakKeyDictionary[DataLoader[Any], _Order] = WeakKeyDictionary()
         self._found: list[_Order] = []
 
@@ -179,7 +178,7 @@ class TrainingDataNotShuffledWatcher(Watcher):
         is_known = known is not None and known.entry.trained > 0
         if is_known or len(self._found) >= _MOST_LOADERS or not _keeps_order(loader):
             return
-        order = self._orders[loader] = _Order(self._passes.begin(run, loader))
+        order = self._orders[loader] = _Order(begin_pass(run))
         self._found = [seen for seen in self._found if seen.entry.trained]
         self._found.append(order)
 

@@ -48,7 +48,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from surestep.doctor.problem import NOWHERE, Location, Problem, at_event
-from surestep.doctor.runtime.passes import Pass, Passes
+from surestep.doctor.runtime.passes import Pass, begin_pass
 from surestep.doctor.runtime.tally import Occurrence
 from surestep.doctor.source.loaders import Loader, find_loaders, find_training_loops
 from surestep.doctor.source.trace import Program
@@ -117,7 +117,6 @@ class SamplerWithoutSetEpochWatcher(Watcher):
     """Compare the number of the epoch that the sampler has in each epoch."""
 
     def __init__(self) -> None:
-        self._passes = Passes()
         self._epochs: WeakKeyDictionary[DataLoader[Any], _Epochs] = WeakKeyDictionary()
         self._found: list[_Epochs] = []
 
@@ -127,7 +126,7 @@ class SamplerWithoutSetEpochWatcher(Watcher):
         sampler = loader.sampler
         if not isinstance(sampler, DistributedSampler) or not sampler.shuffle:
             return
-        entry, epochs = self._passes.begin(run, loader), self._epochs.get(loader)
+        entry, epochs = begin_pass(run), self._epochs.get(loader)
         if epochs is None or epochs.number != sampler.epoch:
             epochs = self._epochs[loader] = _Epochs(sampler.epoch, entry)
             self._found = [seen for seen in self._found if seen.passes >= _FEWEST][:_MOST]

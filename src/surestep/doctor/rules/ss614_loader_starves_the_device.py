@@ -65,7 +65,7 @@ from weakref import WeakKeyDictionary
 
 from surestep.doctor.limits import FEWEST_TIMED
 from surestep.doctor.problem import Problem
-from surestep.doctor.runtime.passes import Pass, Passes
+from surestep.doctor.runtime.passes import Pass, begin_pass
 from surestep.doctor.watcher import Script, Watcher
 from surestep.doctor.wording import format_seconds
 
@@ -105,7 +105,6 @@ class LoaderStarvesTheDeviceWatcher(Watcher):
     """Measure how long a script waits for the batches that it trains on."""
 
     def __init__(self) -> None:
-        self._passes = Passes()
         self._times: WeakKeyDictionary[DataLoader[Any], _Times] = WeakKeyDictionary()
         self._found: list[_Times] = []
 
@@ -114,7 +113,7 @@ class LoaderStarvesTheDeviceWatcher(Watcher):
         if times is not None:
             times.last = 0.0
         elif len(self._found) < _MOST_LOADERS:
-            times = _Times(self._passes.begin(run, loader), loader.num_workers)
+            times = _Times(begin_pass(run), loader.num_workers)
             self._times[loader] = times
             self._found.append(times)
 

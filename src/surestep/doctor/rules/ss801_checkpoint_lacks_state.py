@@ -63,7 +63,7 @@ from weakref import WeakKeyDictionary
 from surestep.doctor.problem import NOWHERE, Location, Problem, at_event
 from surestep.doctor.runtime.resumes import Parameters, ResumeWatcher, Training, list_first, trains
 from surestep.doctor.runtime.tally import Occurrence
-from surestep.doctor.source.checkpoints import EPOCH_KEY, entry_of, find_restores, is_restored_from
+from surestep.doctor.source.checkpoints import EPOCH_KEY, entry_of, find_restores
 from surestep.doctor.source.steps import is_enabled
 from surestep.doctor.source.trace import Program, Trace
 from surestep.doctor.source.training import (
@@ -74,7 +74,7 @@ from surestep.doctor.source.training import (
     is_scheduler,
     options_of,
 )
-from surestep.doctor.source.values import Call, Constant, Value, walk
+from surestep.doctor.source.values import Call, Constant, Value, is_made_from, walk
 from surestep.doctor.watcher import Script
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _is_resumed(trace: Trace, state: Value) -> bool:
     for value in (part for loop in loops if loop.iterated for part in walk(loop.iterated)):
         if isinstance(value, Call) and value.name in ("range", "trange") and len(value.args) > 1:
             for load, name in filter(None, map(entry_of, walk(value.args[0]))):
-                if EPOCH_KEY.search(name or "") and is_restored_from(state, load):
+                if EPOCH_KEY.search(name or "") and is_made_from(state, load):
                     return True
     return False
 

@@ -45,7 +45,6 @@ from surestep.doctor.source.checkpoints import (
     find_loads,
     find_restores,
     find_saves,
-    is_restored_from,
     is_same_file,
 )
 from surestep.doctor.source.trace import Event, Program, Trace
@@ -56,7 +55,7 @@ from surestep.doctor.source.training import (
     is_scaler,
     is_scheduler,
 )
-from surestep.doctor.source.values import Call, Constant, Value
+from surestep.doctor.source.values import Call, Constant, Value, is_made_from
 
 SEVERITY = "warning"
 FIXABLE = True
@@ -73,7 +72,7 @@ def check(program: Program) -> Iterator[Problem]:
             call = event.call
             if call is None or call.has_unknown_arguments:
                 continue
-            states = [state for _, _, state in restores if is_restored_from(state, call)]
+            states = [state for _, _, state in restores if is_made_from(state, call)]
             is_elsewhere = is_distributed or not _is_saved_before(trace, event)
             if states and reason and is_elsewhere and not _has_location(trace, call):
                 message = f"`{describe(call)}` has no map_location: {reason}."

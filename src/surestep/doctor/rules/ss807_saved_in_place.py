@@ -63,12 +63,11 @@ from surestep.doctor.source.checkpoints import (
     find_loads,
     find_restores,
     find_saves,
-    is_restored_from,
     is_same_file,
 )
 from surestep.doctor.source.trace import Program, Trace
 from surestep.doctor.source.training import describe, is_optimizer
-from surestep.doctor.source.values import Element, walk
+from surestep.doctor.source.values import Element, is_made_from, walk
 
 SEVERITY = "warning"
 FIX = 'Save to path + ".tmp" and then call os.replace(path + ".tmp", path), which is atomic.'
@@ -111,4 +110,4 @@ def _is_resumed(trace: Trace, save: Save) -> bool:
     loads = [event.call for event in find_loads(trace) if event.call is not None]
     same = [load for load in loads if is_same_file(load.argument(0, "f"), save.path)]
     restored = [state for _, receiver, state in find_restores(trace) if is_optimizer(receiver)]
-    return any(is_restored_from(state, load) for state in restored for load in same)
+    return any(is_made_from(state, load) for state in restored for load in same)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from surestep.doctor.problem import NOWHERE, Location
 from surestep.doctor.runtime.locations import locate_class
@@ -45,20 +44,9 @@ class Pass(Occurrence):
         self._step = run.step
 
 
-class Passes:
-    """The last pass over each DataLoader."""
-
-    def __init__(self) -> None:
-        self._passes: WeakKeyDictionary[DataLoader[Any], Pass] = WeakKeyDictionary()
-
-    def begin(self, run: Script, loader: DataLoader[Any]) -> Pass:
-        """Begin a pass: call it in `on_loader`."""
-        made = self._passes[loader] = Pass(run.locate(), run.step + 1)
-        return made
-
-    def find(self, loader: DataLoader[Any]) -> Pass | None:
-        """Return the last pass over a loader."""
-        return self._passes.get(loader)
+def begin_pass(run: Script) -> Pass:
+    """Return a pass that begins now: call it in `on_loader`."""
+    return Pass(run.locate(), run.step + 1)
 
 
 def count_batches(loader: DataLoader[Any]) -> int | None:

@@ -89,11 +89,6 @@ def entry_of(value: Value | None) -> tuple[Call, str | None] | None:
     return None
 
 
-def is_restored_from(state: Value, load: Call) -> bool:
-    """Return whether a state was made from what a `torch.load` returned."""
-    return any(part is load for part in walk(state))
-
-
 def depends_on_rank(value: Value | None) -> bool:
     """Return whether a value may differ between ranks, as far as its names show."""
     if value is None:

@@ -61,8 +61,7 @@ def dim_of(call: Call, position: int = 0) -> Value | None:
         call: such as `x.mean(1)` or `np.mean(x, axis=1)`.
         position: of the dimension among the arguments that follow the tensor.
     """
-    axis = call.keywords.get("axis")
-    return axis or call.argument(position + (not call.is_method), "dim")
+    return call.keywords.get("axis") or option_of(call, "dim", position)
 
 
 def count_samples(dataset: Value | None) -> int | None:

@@ -308,14 +308,15 @@ def base_of(value: Value, names: Container[str]) -> Value | None:
     return None
 
 
-def option_of(call: Call, name: str) -> Value | None:
+def option_of(call: Call, name: str, position: int = 0) -> Value | None:
     """Return what a function or a method of torch is given after its first tensor.
 
     Args:
         call: of the function or the method.
         name: of the parameter: "dim" for `softmax(x, 1)` and `x.softmax(dim=1)`.
+        position: among the arguments that follow the tensor.
     """
-    return call.argument(0 if call.is_method else 1, name)
+    return call.argument(position + (not call.is_method), name)
 
 
 def iter_outputs(value: Value | None) -> Iterator[Value]:
