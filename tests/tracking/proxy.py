@@ -5,9 +5,10 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import contextmanager
 from urllib.parse import urlsplit
+
+from tests.tracking.local_http import LocalHandler, serve
 
 _OF_A_CONNECTION = {"connection", "transfer-encoding", "content-length"}
 _NUMBERS = re.compile(r"m-[0-9a-f]{32}|[0-9a-f]{32}|(?<=/artifacts/)\d+(?=/)")
@@ -42,12 +43,9 @@ def proxy_of(url: str) -> Iterator[Proxy]:
     """Run a proxy of a server in threads."""
     ended = threading.Event()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True  # the body of an answer would wait 40 ms
-
+    class Handler(LocalHandler):
         def _pass_on(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            body = self.read_body()
             kind = f"{self.command} {_NUMBERS.sub('*', urlsplit(self.path).path)}"
             proxy.requests.append(kind)
             proxy.disturbed += bool(proxy.is_hanging or proxy.delay_s or proxy.is_unavailable)
@@ -81,21 +79,13 @@ def proxy_of(url: str) -> Iterator[Proxy]:
             length = answer.getheader("Content-Length") if self.command == "HEAD" else None
             self.send_header("Content-Length", length or str(len(data)))
             self.end_headers()
-            with suppress(OSError):  # the client has given up
-                self.wfile.write(data)
+            self.write_body(data)
 
         do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = _pass_on
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    proxy = Proxy(server.server_port)
-    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    try:
-        yield proxy
-    finally:
-        ended.set()
-        server.shutdown()
-        server.server_close()
+    with serve(Handler) as port:
+        proxy = Proxy(port)
+        try:
+            yield proxy
+        finally:
+            ended.set()

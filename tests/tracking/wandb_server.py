@@ -7,14 +7,14 @@ that the client names, as W&B does, so a request that is repeated stores nothing
 import gzip
 import json
 import re
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.tracking.local_http import LocalHandler, serve
 
 ENTITY = {"id": "entity", "name": "me"}
 PROJECT = {"id": "project", "name": "surestep", "entity": ENTITY}
@@ -74,12 +74,9 @@ class Server:
 def wandb_server() -> Iterator[Server]:
     """Run a server in threads."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True
-
+    class Handler(LocalHandler):
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            body = self.read_body()
             if self.headers.get("Content-Encoding") == "gzip":
                 body = gzip.decompress(body)
             answer: dict[str, Any] = {}  # also to what the client measures of itself
@@ -95,21 +92,11 @@ def wandb_server() -> Iterator[Server]:
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
-            with suppress(OSError):  # the client has been killed
-                self.wfile.write(data)
+            self.write_body(data)
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    http.daemon_threads = True
-    server = Server(http.server_port)
-    threading.Thread(target=http.serve_forever, args=(0.05,), daemon=True).start()
-    try:
+    with serve(Handler) as port:
+        server = Server(port)
         yield server
-    finally:
-        http.shutdown()
-        http.server_close()
 
 
 @contextmanager
