@@ -8,9 +8,7 @@ from typing import Any
 from torch import nn
 
 from surestep.base.errors import ConfigError, TaskError
-from surestep.base.paths import (
-    reject_pattern,
-)
+from surestep.base.paths import reject_pattern
 from surestep.base.text import describe_value
 from surestep.config.config import Config, option_info, plugin_options
 from surestep.config.option import is_off

@@ -1,8 +1,8 @@
 """The parts of a run: all that happens beside the step, in the order in which it happens.
 
 At each moment, the parts that have it are called in this order on every rank, since several need
-all ranks together; at the end in reverse order. What writes, shows or
-sends something does it on the first rank only.
+all ranks together; at the end in reverse order. What writes, shows or sends something does it on
+the first rank only.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -9,10 +9,7 @@ from pathlib import Path
 
 from surestep.base.arguments import suggest_arguments
 from surestep.base.errors import ConfigError, SurestepError
-from surestep.base.paths import (
-    fix_path,
-    working_directory,
-)
+from surestep.base.paths import fix_path, working_directory
 from surestep.config.config import Config, argument_instead
 from surestep.engine.data.stream_loader import StreamLoader
 from surestep.engine.distributed.communicator import ALONE, Communicator
@@ -39,12 +36,7 @@ from surestep.trainer.config_diff import may_change_data
 from surestep.trainer.evaluator import Evaluator
 from surestep.trainer.own_loop import describe_ignored
 from surestep.trainer.parts import InBackground, list_parts
-from surestep.trainer.planning import (
-    PreparedTask,
-    TaskOrigin,
-    make_eval_loaders,
-    plan_task,
-)
+from surestep.trainer.planning import PreparedTask, TaskOrigin, make_eval_loaders, plan_task
 from surestep.trainer.rank_consistency import check_same_setup, check_same_weights
 from surestep.trainer.rank_zero import (
     broadcast_resume_decision,

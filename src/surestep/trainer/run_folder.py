@@ -9,12 +9,7 @@ from typing import NamedTuple
 
 from surestep.base.errors import ConfigError, RunError
 from surestep.base.locations import is_recorded
-from surestep.base.paths import (
-    cache_folder,
-    check_mirror_address,
-    check_slashes,
-    fix_path,
-)
+from surestep.base.paths import cache_folder, check_mirror_address, check_slashes, fix_path
 from surestep.base.text import print_escaped
 from surestep.config.config import Config
 from surestep.engine.distributed.communicator import Communicator
@@ -25,9 +20,7 @@ from surestep.mirror.open import adopt_copy, check_typed, open_mirror
 from surestep.mirror.uploader import Uploader
 from surestep.record.io import os_error_hint
 from surestep.record.run_writer import RunWriter
-from surestep.trainer.planning import (
-    TaskOrigin,
-)
+from surestep.trainer.planning import TaskOrigin
 
 
 class RunFolder(NamedTuple):

@@ -13,10 +13,7 @@ from surestep.record.checkpoint.load import unmatched_states
 from surestep.record.run_writer import RunWriter
 from surestep.trainer.checkpointing import check_disk_space
 from surestep.trainer.config_diff import table
-from surestep.trainer.planning import (
-    PreparedTask,
-    train_samples,
-)
+from surestep.trainer.planning import PreparedTask, train_samples
 from surestep.trainer.resume import ResumeDecision
 from surestep.trainer.session import Session
 

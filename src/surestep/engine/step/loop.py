@@ -463,5 +463,5 @@ class Loop:
         )
         self.call("on_log", point)
 
-    def _call_backward(self, hook: Callable[[State], Request | None], state: State) -> None:
+    def _call_backward(self, hook: Callable[[State], Reply], state: State) -> None:
         self.note(hook(state))

@@ -108,7 +108,7 @@ class Functions(Part):
 
 
 Moments = dict[str, list[Callable[..., Any]]]  # what to call, by moment
-MOMENTS = tuple(name for name in vars(Part) if name.startswith(("on_", "to_")))
+_MOMENTS = (*HOOKS, *(name for name in vars(Part) if name.startswith(("on_", "to_"))))
 
 
 def find_moments(parts: Sequence[Callback], seed: int, device: torch.device) -> Moments:
@@ -121,10 +121,7 @@ def find_moments(parts: Sequence[Callback], seed: int, device: torch.device) -> 
         seed: the seed of the run.
         device: of the model.
     """
-    return {
-        moment: _hooks_of(parts, moment, seed, device)
-        for moment in dict.fromkeys((*HOOKS, *MOMENTS))
-    }
+    return {moment: _hooks_of(parts, moment, seed, device) for moment in _MOMENTS}
 
 
 def _hooks_of(
