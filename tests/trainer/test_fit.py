@@ -18,7 +18,8 @@ from surestep.engine.distributed import communicator as world
 from surestep.record.checkpoint.discovery import list_checkpoints
 from surestep.record.checkpoint.reader import read_record
 from surestep.record.run import Run
-from surestep.trainer.fit import count_evaluations, fit
+from surestep.trainer.fit import fit
+from surestep.trainer.scheduled import count_evaluations
 from tests import tiny
 from tests.warm import warm_python
 

@@ -95,7 +95,7 @@ def _count_samples(found: Predictions) -> str:
 
 
 def _one_step(session: Session) -> float:
-    result = next(session.fit_steps())
+    result = next(session.loop.steps())
     session.loop.log_point()
     return float(result.loss)
 

@@ -53,6 +53,12 @@ class Evaluations:
         )
         measured: Literal["weights", "average"] = "weights" if is_raw else "average"
         self._recorder.event("evaluation", step=step, metrics=metrics, measured=measured)
+        if metrics:
+            limit = plan.limit_val_batches
+            of = " of the average" if average is not None else ""
+            if limit and split in (None, *self._task.val_sets()):
+                of += f" on {limit} batches"
+            self._messages.print_line(f"step {step}{of}: {shown(metrics)}")
         if split is None and not self.is_done:
             best = state.best
             best.latest, best.latest_step, best.measured = dict(metrics), step, measured
@@ -62,12 +68,6 @@ class Evaluations:
                 self._messages.print_line(line)
             for hook in loop.hooks("on_evaluate"):  # none sees what another one changes
                 loop.note(hook(state, Metrics(metrics)))
-        if metrics:
-            limit = plan.limit_val_batches
-            of = " of the average" if average is not None else ""
-            if limit and split in (None, *self._task.val_sets()):
-                of += f" on {limit} batches"
-            self._messages.print_line(f"step {step}{of}: {shown(metrics)}")
         loop.run_requests()
         return Metrics(metrics)
 

@@ -1,7 +1,6 @@
-"""The training loop of a run: steps with evaluations, checkpoints and early stopping."""
+"""Train a session to its end, and write how it ended."""
 
 import shlex
-from functools import partial
 from typing import Any
 
 from surestep.base.errors import (
@@ -12,15 +11,10 @@ from surestep.base.errors import (
     SurestepError,
     WorkerError,
 )
-from surestep.config.duration import Duration, PeriodicTrigger
 from surestep.engine.distributed.shards import is_model_sharded
 from surestep.engine.distributed.stop_signals import CTRL_C
-from surestep.engine.evaluate.evaluate import EvaluationInterrupted
-from surestep.engine.schedule.lr import cycle_ends
-from surestep.engine.step.callback import Request
 from surestep.record.checkpoint.discovery import list_checkpoints, step_of
 from surestep.record.run import Run
-from surestep.trainer.best_metric import TopK
 from surestep.trainer.session import Session
 from surestep.trainer.signals import resume_hint, stop_after_step
 from surestep.trainer.summary import ALL_DONE
@@ -73,111 +67,18 @@ def fit(session: Session) -> Run:
 
 
 def _train(session: Session) -> bool:
-    """Train, evaluate and save; return whether all steps are done."""
-    plan, loop = session.plan, session.loop
-    has_val = bool(session.task.val_sets())
-    if has_val:
-        evaluate = partial(_evaluate, session, TopK(loop, session.run.checkpoints))
-        session.requests.use(Request.EVALUATE, evaluate)
-        if session.state.best.is_due:
-            loop.start()  # first, so that callbacks know what was evaluated before
-            evaluate()
-        elif session.evaluations.is_done:
-            _stop_early(session)
-    eval_trigger = _make_trigger(session, plan.validation_every)
-    least_s = plan.checkpoint_min_seconds or 0.0
-    save_trigger = _make_trigger(session, plan.checkpoint_every, least_s=least_s)
-    cycles = frozenset(cycle_ends(plan.schedule))
-    last_step, save_requested = session.state.progress.step, False
-
-    def save_on_request() -> None:
-        nonlocal save_requested
-        if session.state.progress.step == last_step:
-            session.saving.save_async()
-        else:  # within a step: after its evaluation, so that the checkpoint has the metrics
-            save_requested = True
-
-    session.requests.use(Request.SAVE, save_on_request)
-    if has_val and plan.validation_on_start and not session.state.progress.step:
-        loop.start()
-        evaluate()
-    for result in session.fit_steps():
-        progress, before, now = session.state.progress, result.progress_before, loop.world.seconds
-        if result.step <= last_step:  # the run was rolled back
-            eval_trigger.start(before.items, now)
-            save_trigger.start(before.items, now)
-        last_step, epochs = result.step, result.epoch + 1 if loop.ends_epoch else 0
-        evaluates = has_val and eval_trigger.is_due(result.step, progress.items, now, epochs)
-        ends_cycle = result.outcome.took_step and before.steps_taken + 1 in cycles
-        saves = save_trigger.is_due(result.step, progress.items, now, epochs)
-        saves, save_requested = saves or save_requested or ends_cycle, False
-        if evaluates or saves:
-            loop.log_point()
-            if session.state.progress is not progress:  # it triggered a rollback
-                continue
-        if evaluates:
-            evaluate()
-        if saves and not session.saving.is_current:
-            session.saving.save_async()
-    if has_val and not loop.interrupted:
-        evaluate()
+    """Train; return whether all steps are done."""
+    loop = session.loop
+    session.start_fit()
+    for _ in session.steps():
+        pass  # the parts evaluate and save between the steps
+    if not loop.interrupted:
+        loop.call("on_last")
     if loop.interrupted:
         loop.check_workers()
         return False
     session.saving.flush()
     return True
-
-
-def _make_trigger(
-    session: Session, duration: Duration | None, *, least_s: float = 0.0
-) -> PeriodicTrigger:
-    return PeriodicTrigger(
-        duration,
-        session.plan.steps_per_epoch,
-        items=session.state.progress.items,
-        seconds=session.loop.world.seconds,
-        least_s=least_s,
-    )
-
-
-def count_evaluations(session: Session) -> int | None:
-    """Return how many evaluations a run makes that nothing ends early; None if it is not known."""
-    plan = session.plan
-    trigger, last = _make_trigger(session, plan.validation_every), plan.total_steps
-    due, before = trigger.count_due(last), trigger.count_due(last - 1)
-    if due is None:
-        return None
-    return due + (due == before) + bool(plan.validation_on_start)
-
-
-def _evaluate(session: Session, top_k: TopK) -> None:
-    """Evaluate a step once; save it if it is among the best; stop early if that is due."""
-    if session.evaluations.is_done:
-        return
-    session.state.best.is_due = True
-    try:
-        session.evaluate()
-    except EvaluationInterrupted:
-        session.messages.print_line("Evaluation interrupted; it runs first after resume.")
-        return
-    if top_k.is_top_k():
-        session.saving.save_async()
-    _stop_early(session)
-
-
-def _stop_early(session: Session) -> None:
-    plan, best = session.plan, session.state.best
-    patience = plan.early_stop_patience
-    if patience is not None and best.since_best >= patience:
-        evaluations = f"{patience} evaluation{'s' if patience > 1 else ''}"
-        found = f"was not finite in {evaluations}"
-        if best.best is not None:
-            found = (
-                f"did not improve on {best.best:.4g} in {evaluations} since step {best.best_step}"
-            )
-        reason = f"early stop: {plan.validation_metric} {found}"
-        session.loop.stop(reason)
-        session.messages.print_line(reason)
 
 
 def _finish(session: Session, received: list[str]) -> str:

@@ -23,6 +23,7 @@ from surestep.trainer.build import BuiltLoop
 from surestep.trainer.incidents import ExplainMemory
 from surestep.trainer.rank_consistency import CheckReplicas
 from surestep.trainer.record_steps import RecordSteps
+from surestep.trainer.scheduled import EarlyStopping, ScheduledEvaluation, ScheduledSaving
 from surestep.trainer.session import Session
 from surestep.trainer.spike_rollback import SpikeWatch
 
@@ -68,10 +69,8 @@ def list_parts(
     if plan.max_time is not None:
         parts.append(Deadline(start_time + plan.max_time.amount * 60, loop.request))
     if world.monitor is not None:  # the first step compiles and connects, and takes longer
-        timeouts = world.monitor.timeouts
-        parts.append(
-            Functions("timeouts", on_first_step=lambda state: timeouts.use_steady_timeout())
-        )
+        use_steady = world.monitor.timeouts.use_steady_timeout
+        parts.append(Functions("timeouts", on_first_step=lambda state: use_steady()))
     if world.size > 1 and plan.parallel_replica_check_every is not None:
         parts.append(CheckReplicas(world, plan, plan.parallel_replica_check_every))
     if trains and plan.logging_per_layer:  # before callbacks, which may change weights in on_step
@@ -82,9 +81,11 @@ def list_parts(
         session.checks,
         RecordSteps(recorder, loop),
         session.saving,
-        session.requests,
         display,
         session.incidents,
+        # An evaluation comes before the save of its step, which then has the metrics.
+        ScheduledEvaluation(session),
+        EarlyStopping(session),
     ]
     if plan.compile != "off":
         parts.append(_notices("recompilation", recompile_counter()))
@@ -93,7 +94,8 @@ def list_parts(
         parts.append(SpikeWatch(session, recorder))
     # Callbacks of users see what is recorded, and hold up nothing before them.
     parts += callbacks
-    # Last what measures or copies a step with all that callbacks did in it.
+    # Last what saves, measures or copies a step with all that callbacks did in it.
+    parts.append(ScheduledSaving(session))
     if trains and plan.profile is not None:
         parts.append(Profile(plan.profile, session.run.path / "profile", loop))
     if trains and plan.logging_histograms is not None:

@@ -29,7 +29,6 @@ from surestep.trainer.evaluator import Evaluator
 from surestep.trainer.given_batches import check_train_step, offset_positions
 from surestep.trainer.incidents import NonFiniteHandler
 from surestep.trainer.messages import Messages
-from surestep.trainer.request_handler import RequestHandler
 from surestep.trainer.review.findings import RunChecks
 from surestep.trainer.summary import ThroughputCounter
 
@@ -43,13 +42,13 @@ class Session:
         loop: generates the steps.
         system: of the machine.
         finished: whether the run in the folder is finished; there are no steps left then.
+        is_fitting: `fit()` takes the steps; the parts then evaluate, save and stop early.
         closed: whether `close()` was called; steps, evaluations and saves are rejected then.
         ignored: a notice about options that your own loop ignores; may be empty.
         timed: how long the steps took.
         messages: what is printed.
         saving: saves checkpoints.
         evaluations: evaluates, and keeps what is best.
-        requests: does what parts of the run request.
         checks: the rules that check the run.
         incidents: handles steps that are not finite.
     """
@@ -71,7 +70,8 @@ class Session:
         self.task = task
         self.loop = loop
         self.system = system
-        self.finished, self.closed, self.ignored = finished, False, ignored
+        self.finished, self.ignored = finished, ignored
+        self.is_fitting = self.closed = False
         self._recorder, self._settings = recorder, settings
         self._closers: Sequence[Callable[[], None]] = ()
         self._open_steps: WeakSet[Generator[StepResult, None, None]] = WeakSet()
@@ -79,7 +79,6 @@ class Session:
         line = self.messages.print_line
         self.saving = CheckpointManager(recorder, loop, evaluator, line, lambda: self.closed)
         self.evaluations = Evaluations(loop, task, evaluator, recorder, self.saving, self.messages)
-        self.requests = RequestHandler(self.saving.save_async, self.evaluate)
         self.checks = RunChecks(loop, task, system, recorder, line)
         self.incidents = NonFiniteHandler(loop, recorder, self.saving.ensure_saved, line)
         self._ending = Ending(loop, recorder, self.timed, self.checks, line)
@@ -145,24 +144,16 @@ class Session:
             RunError: the session is closed.
         """
         self._check_open()
-        if not self.finished:
-            self.messages.notify_once(self.ignored)
-        return self.fit_steps()
-
-    def fit_steps(self) -> Iterator[StepResult]:
-        """Return the steps for `fit()`, which acts on all options; see `steps()`.
-
-        Yields:
-            What the step did.
-
-        Raises:
-            RunError: the session is closed.
-        """
-        self._check_open()
         if self.finished:
             return iter(())
-        self._open_steps.add(steps := self.loop.steps())
+        if not self.is_fitting:
+            self.messages.notify_once(self.ignored)
+        self._open_steps.add(steps := self.loop.steps(is_fit=self.is_fitting))
         return steps
+
+    def start_fit(self) -> None:
+        """Let the parts of the run evaluate, save and stop early from now on, as `fit()` does."""
+        self.is_fitting = True
 
     def train_step(self, micro_batches: Sequence[Any]) -> StepResult:
         """Take one step on your own batches, which together are the global batch.

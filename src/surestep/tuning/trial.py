@@ -23,15 +23,16 @@ from surestep.base.exit_codes import FAILED, INTERRUPTED, STOPPED
 from surestep.base.secrets import mask_secrets
 from surestep.base.text import print_escaped
 from surestep.engine.distributed.launcher_env import read_launched
-from surestep.engine.step.callback import Callback, Request
+from surestep.engine.step.callback import Callback, Stop
 from surestep.recipes.find import find
 from surestep.recipes.load import RecipeCall, call_recipe, load_file
 from surestep.record.run import Run
 from surestep.tracking.points import numbers_of
 from surestep.trainer.evaluator import evaluate_run
-from surestep.trainer.fit import count_evaluations, fit
+from surestep.trainer.fit import fit
 from surestep.trainer.prepare import prepare
 from surestep.trainer.rank_zero import run_on_rank_zero
+from surestep.trainer.scheduled import count_evaluations
 from surestep.tuning.channel import SOCKET, Channel
 from surestep.tuning.evaluations import PRUNED, read_measurements, read_result
 from surestep.tuning.process import LONGEST_SAVE_S
@@ -107,12 +108,12 @@ class Reporter(Callback):
         self._reported = 0
         self._shown_at = -math.inf
 
-    def on_start(self, state: "State") -> Request | None:
+    def on_start(self, state: "State") -> Stop | None:
         """Report the evaluations of the processes before this one; the last may prune the run."""
         if state.progress.step:
             if self.session.loop.world.is_first:
                 self._evaluations = read_measurements(self.session.run).evaluations
-            self._report()
+            return self._report()
         return None
 
     def on_step(self, state: "State", result: "StepResult") -> None:
@@ -122,17 +123,16 @@ class Reporter(Callback):
             self._shown_at = now
             self._link.send({"step": state.progress.step})
 
-    def on_evaluate(self, state: "State", metrics: "Metrics") -> Request | None:
+    def on_evaluate(self, state: "State", metrics: "Metrics") -> Stop | None:
         """Report an evaluation."""
         step = state.progress.step
         undone = [at for at in self._evaluations if at >= step]  # by a rollback
         for at in undone:
             del self._evaluations[at]
         self._evaluations[step] = numbers_of(metrics)
-        self._report()
-        return None
+        return self._report()
 
-    def _report(self) -> None:
+    def _report(self) -> Stop | None:
         """Report what is new; stop on all ranks if the worker prunes the run."""
         loop = self.session.loop
 
@@ -148,10 +148,11 @@ class Reporter(Callback):
             ]
             return bool(self._link.ask({"evaluations": new}).get("prune"))
 
-        if run_on_rank_zero(loop.world, ask):
-            reason = f"{PRUNED} after step {loop.state.progress.step}"
-            loop.stop(reason)
-            self.session.messages.print_line(reason)
+        if not run_on_rank_zero(loop.world, ask):
+            return None
+        reason = f"{PRUNED} after step {loop.state.progress.step}"
+        self.session.messages.print_line(reason)
+        return Stop(reason)
 
     def _estimate(self, number: int, step: int) -> int:
         """Return how many evaluations the run makes; if no plan says it, as often as so far."""

@@ -56,7 +56,18 @@ class Request(Enum):
     EVALUATE = "evaluate"
 
 
-Reply = Request | str | None  # of a hook: a request, or a line for the user
+@dataclass(frozen=True)
+class Stop:
+    """What a part of surestep returns to end the run after this step, on all ranks.
+
+    Attributes:
+        reason: why the run is finished.
+    """
+
+    reason: str
+
+
+Reply = Request | Stop | str | None  # of a hook: a request, or a line for the user
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from surestep.engine.distributed.communicator import WORDS, WORKER_DIED
 from surestep.engine.model.forward_errors import explain_single
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import State
-from surestep.engine.step.callback import Callback, Reply, Request
+from surestep.engine.step.callback import Callback, Reply, Request, Stop
 from surestep.engine.step.gc import manual_gc
 from surestep.engine.step.log_point import (
     LayerNorms,
@@ -115,10 +115,13 @@ class Loop:
         """Everything that changes."""
         return self.context.state
 
-    def steps(self) -> Generator[StepResult, None, None]:
+    def steps(self, *, is_fit: bool = False) -> Generator[StepResult, None, None]:
         """Train from the progress of the state to the end of the run, and yield after each step.
 
         If you leave the loop early, the state can be saved and resumed.
+
+        Args:
+            is_fit: call `on_between`, at which the run is evaluated and saved.
 
         Raises:
             NonFiniteError: at the log point after a loss or gradient that is not finite; the state
@@ -144,6 +147,12 @@ class Loop:
                     if (ends or place.step >= self._next_look) and self.maybe_log(force=ends):
                         collect(2 if ends else 1)
                         self.run_requests()
+                    for hook in (
+                        self._moments["on_between"] if is_fit and state.progress is place else ()
+                    ):
+                        hook(state, result)
+                        if state.progress is not place:
+                            break
                     if state.progress.step != result.step:
                         break  # the run was rolled back
                     yield result
@@ -266,12 +275,10 @@ class Loop:
             return
         if isinstance(reply, Request):
             self.request(reply.value)
+        elif isinstance(reply, Stop):  # every rank has it
+            self.stopping = reply.reason
         else:
             self._notify(reply)
-
-    def stop(self, reason: str) -> None:
-        """Stop after this step; the run is finished."""
-        self.stopping = reason
 
     def request(self, word: str) -> None:
         """Do what a word of `WORDS` says after this step; several ranks do it after the next.

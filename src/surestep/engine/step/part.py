@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from surestep.engine.step.log_point import LayerNorms
     from surestep.engine.step.train_step import StepResult
 
+
 _SURESTEP = __name__.partition(".")[0]
 
 
@@ -39,9 +40,11 @@ class Part(Callback):
         on_log(state, point)
         on_due(state)                    a log point was due; all ranks are here together
         on_request(state, request)       a part requested this, at most once after each step
+        on_between(state, result)        in `fit()`, after all of this step and before the next one
         on_eval_batch(state)             before each batch of an evaluation
         on_error(state, error, place)    an error of a step or an evaluation is about to be raised
         on_rollback(state)               an earlier checkpoint was loaded
+        on_last(state)                   `fit()` took the last step; the run was not interrupted
     """
 
     def on_first_step(self, state: "State") -> None:
@@ -72,6 +75,15 @@ class Part(Callback):
 
     def on_request(self, state: "State", request: Request) -> None:
         """Called if a part requested a save or an evaluation, after the step."""
+
+    def on_between(self, state: "State", result: "StepResult") -> None:
+        """Called by `fit()` after a step, its log point and what it requested.
+
+        If it rolls back the run, the parts after it are not called.
+        """
+
+    def on_last(self, state: "State") -> None:
+        """Called by `fit()` after the last step, also if it is the last since a part stopped."""
 
     def on_eval_batch(self, state: "State") -> None:
         """Called before each batch of an evaluation."""
