@@ -7,7 +7,7 @@ from typing import Any
 from surestep.base.errors import CheckpointError
 from surestep.engine.state.loss_spikes import LossSpike
 from surestep.engine.state.state import State
-from surestep.engine.step.callback import Request
+from surestep.engine.step.callback import Request, Rollback
 from surestep.engine.step.log_point import LogPoint, SkippedStep
 from surestep.engine.step.part import Part
 from surestep.record.checkpoint.discovery import list_checkpoints, step_of
@@ -35,11 +35,11 @@ class SpikeWatch(Part):
         goes_back = self.session.plan.on_spike == "rollback"
         return Request.SAVE if goes_back and not state.progress.step else None
 
-    def on_log(self, state: State, point: LogPoint) -> None:
+    def on_log(self, state: State, point: LogPoint) -> Rollback | None:
         """Report the first spike of a log point; roll back if that is set."""
         spikes = state.spikes.find(point.first_step, point.loss)
         if not spikes:
-            return
+            return None
         spike = spikes[0]
         self.recorder.event(
             "spike", **spike._asdict(), spikes=len(spikes), **self._batches(point, spikes)
@@ -49,9 +49,14 @@ class SpikeWatch(Part):
             f"Loss spike: {spike.loss:.4g} in step {spike.step}{more} is {spike.z:.0f} deviations "
             f"above {spike.median:.4g}, the median of the last {spike.n_losses} losses."
         )
-        if self.session.plan.on_spike == "rollback":
-            text = f"{text} {self._roll_back(spike)}"
-        self.session.messages.print_line(text)
+        if self.session.plan.on_spike != "rollback":
+            self.session.messages.print_line(text)
+            return None
+        checkpoint, why = self._find(spike)
+        if checkpoint is None:
+            self.session.messages.print_line(f"{text} {why}")
+            return None
+        return Rollback(partial(self._go_back, spike, checkpoint, f"{text} {why}".rstrip()))
 
     def _batches(self, point: LogPoint, spikes: list[LossSpike]) -> dict[str, Any]:
         """Return where the batches of consecutive spikes are, with the one before, in one epoch.
@@ -75,20 +80,24 @@ class SpikeWatch(Part):
         samples = sample_indices(loader, skip)
         return {"epoch": start.epoch, "positions": positions, "samples": samples}
 
-    def _roll_back(self, spike: LossSpike) -> str:
-        """Load the newest good checkpoint before a spike; return a sentence about it."""
+    def _find(self, spike: LossSpike) -> tuple[str | None, str]:
+        """Return the checkpoint to go back to, and why it is not a newer one, or there is none."""
         session, limit = self.session, self.session.plan.max_rollbacks
-        before = session.state.spikes
-        if before.rollbacks >= limit:
-            return f"max_rollbacks={limit} is used up: the run continues."
+        if session.state.spikes.rollbacks >= limit:
+            return None, f"max_rollbacks={limit} is used up: the run continues."
         session.saving.collect(wait=True)  # the newest checkpoint may still be written
         find = partial(self._find_before, spike)
         checkpoint, problems = run_on_rank_zero(session.loop.world, find)
         if checkpoint is None:
-            return " ".join([*problems, "No checkpoint is from before it: the run continues."])
+            problems = [*problems, "No checkpoint is from before it: the run continues."]
+        return checkpoint, " ".join(problems)
+
+    def _go_back(self, spike: LossSpike, checkpoint: str, text: str) -> None:
+        """Load a checkpoint of before a spike; skip the steps around it from now on."""
+        session, limit = self.session, self.session.plan.max_rollbacks
+        before = session.state.spikes
         with session.loop.context.train_modes.for_weights():
             load_checkpoint(session.loop.world, open_verified(checkpoint), session.state)
-        session.loop.continue_from_checkpoint()
         now = session.state.spikes
         now.skipped_steps, now.rollbacks = before.skipped_steps, before.rollbacks
         first, last = now.skip_after(spike)
@@ -96,8 +105,10 @@ class SpikeWatch(Part):
         self.recorder.delete_from_step(first)
         step, count = session.state.progress.step, now.rollbacks
         self.recorder.event("rollback", step=step, skipped_steps=[first, last], rollback=count)
-        text = f"Going back to step {step}; steps {first} to {last} are skipped"
-        return " ".join([*problems, f"{text} (rollback {count} of {limit})."])
+        session.messages.print_line(
+            f"{text} Going back to step {step}; steps {first} to {last} are skipped "
+            f"(rollback {count} of {limit})."
+        )
 
     def _find_before(self, spike: LossSpike) -> tuple[str | None, list[str]]:
         """Verify and return the newest good checkpoint before a spike, and why newer are not."""

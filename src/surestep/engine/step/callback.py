@@ -20,7 +20,7 @@ to its `load_state_dict(state)` before `on_start` of a resumed run. It may consi
 tensors, and lists and dicts of these.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from inspect import signature
@@ -67,7 +67,18 @@ class Stop:
     reason: str
 
 
-Reply = Request | Stop | str | None  # of a hook: a request, or a line for the user
+@dataclass(frozen=True)
+class Rollback:
+    """What a part of surestep returns to continue the run from an earlier checkpoint, at once.
+
+    Attributes:
+        load: loads the checkpoint on each rank.
+    """
+
+    load: Callable[[], object]
+
+
+Reply = Request | Stop | Rollback | str | None  # what a hook wants; a text is for the user
 
 
 @dataclass(frozen=True)

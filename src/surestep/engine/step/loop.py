@@ -21,7 +21,7 @@ from surestep.engine.distributed.communicator import WORDS, WORKER_DIED
 from surestep.engine.model.forward_errors import explain_single
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import State
-from surestep.engine.step.callback import Callback, Reply, Request, Stop
+from surestep.engine.step.callback import Callback, Reply, Request, Rollback, Stop
 from surestep.engine.step.gc import manual_gc
 from surestep.engine.step.log_point import (
     LayerNorms,
@@ -277,6 +277,9 @@ class Loop:
             self.request(reply.value)
         elif isinstance(reply, Stop):  # every rank has it
             self.stopping = reply.reason
+        elif isinstance(reply, Rollback):
+            reply.load()
+            self._continue_from_checkpoint()
         else:
             self._notify(reply)
 
@@ -398,8 +401,7 @@ class Loop:
         step = self.state.progress.step + 1
         return step >= self._next_look or batch.ends_epoch or step >= self.plan.total_steps
 
-    def continue_from_checkpoint(self) -> None:
-        """Continue from the earlier checkpoint that was just loaded."""
+    def _continue_from_checkpoint(self) -> None:
         self._count_from_here()
         for schedule in self.state.schedules.values():
             schedule.show(self.state.progress.steps_taken)
