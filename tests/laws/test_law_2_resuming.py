@@ -214,7 +214,7 @@ def check_callback_state(folder: Folder) -> None:
     """A callback that stops the run by its state stops it at the same step."""
     whole, run = Patience(), folder()
     session = train(task_of(Augmented()), folder(), callbacks=[whole], **OPTIONS)
-    assert session.loop.stopping
+    assert session.loop.requests.stopping
     half, rest = Patience(), Patience()
     with session_of(task_of(Augmented()), run, callbacks=[half], **OPTIONS) as first:
         for result in first.steps():

@@ -158,7 +158,7 @@ def own_batches(folder: Path, parallel: dict[str, Any] | None = None) -> dict[st
             for rows in torch.arange(60).split(20):
                 share = rows.chunk(ranks)[rank]
                 session.train_step([(x[part], y[part]) for part in share.split(3)])
-            session.loop.log_point()
+            session.loop.log.take()
         except NonFiniteError as error:
             found = {"failed": error.step, "rows": error.positions, "incident": error.incident}
             return {**found, "place": tuple(session.state.progress)}

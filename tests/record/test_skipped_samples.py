@@ -111,7 +111,7 @@ def test_custom_batches_have_no_sample_indices(tmp_path):
     options = {"max_steps": 3, "batch_size": 4, "on_nonfinite": "skip"}
     with session_of(task, tmp_path / "run", **options) as session:
         session.train_step([(torch.full((4, 4), torch.nan), torch.arange(4) % 3)])
-        session.loop.log_point()
+        session.loop.log.take()
     (step,) = session.run.skipped.steps
     assert (step["positions"], step["samples"]) == (None, None)
 

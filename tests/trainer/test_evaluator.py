@@ -1,7 +1,9 @@
 """After a signal, all ranks leave an evaluation before the same batch."""
 
+from types import SimpleNamespace
+
 from surestep.engine.distributed.communicator import Communicator
-from surestep.engine.step.loop import Loop
+from surestep.engine.step.requests import Requests
 from surestep.trainer.evaluator import make_interrupt_check
 
 
@@ -18,24 +20,22 @@ class Two(Communicator):
 
 
 def loop_of(world):
-    loop = Loop.__new__(Loop)
-    loop.world, loop.interrupted, loop.stopping, loop._asked = world, "", None, []
-    loop._moments = {"on_eval_batch": []}
-    return loop
+    parts = SimpleNamespace(call=lambda moment: None)
+    return SimpleNamespace(world=world, requests=Requests(world), parts=parts)
 
 
 def test_ranks_leave_an_evaluation_at_an_agreed_batch():
     loop = loop_of(Two())
     leave = make_interrupt_check(loop)
     assert not any(leave() for _ in range(17))
-    loop.request("SIGTERM")
+    loop.requests.ask("SIGTERM")
     assert [leave() for _ in range(15)] == [False] * 14 + [True]
-    assert (loop.interrupted, loop.world.exchanges) == ("SIGTERM", 2)
+    assert (loop.requests.interrupted, loop.world.exchanges) == ("SIGTERM", 2)
 
 
 def test_single_process_leaves_an_evaluation_immediately():
     loop = loop_of(Communicator())
     leave = make_interrupt_check(loop)
     assert not leave()
-    loop.request("Ctrl-C")
+    loop.requests.ask("Ctrl-C")
     assert leave()

@@ -187,7 +187,7 @@ def test_incident_has_the_custom_batch_of_its_step(tmp_path):
         for rows in (slice(0, 4), slice(BAD - 1, BAD + 2), slice(BAD + 1, BAD + 4)):
             session.train_step([(x[rows], y[rows])])
         with pytest.raises(NonFiniteError) as caught:
-            session.loop.log_point()
+            session.loop.log.take()
     error = caught.value
     assert (error.step, error.positions) == (2, (1,))
     assert surestep.replay(error.incident, task(parts)).as_recorded

@@ -120,7 +120,7 @@ class CheckpointManager(Part):
 
     def _results(self, *, wait: bool) -> list[SaveResult]:
         """Return the results on rank 0, on all ranks: what they do next depends on them."""
-        with self._loop.pause_clock():
+        with self._loop.log.pause_clock():
             results = self._recorder.collect_saves(wait=wait)
             if self._pending:
                 results = _broadcast_results(self._loop.world, results)
@@ -129,8 +129,8 @@ class CheckpointManager(Part):
 
     def _save(self) -> None:
         loop = self._loop
-        loop.log_point()
-        with loop.pause_clock():
+        loop.log.take()
+        with loop.log.pause_clock():
             self._evaluator.sync_buffers()
             self._evaluator.average()
             # Before the save: its result is handled if Ctrl-C comes right after it has begun.
@@ -151,7 +151,7 @@ class CheckpointManager(Part):
             step, metrics = self._metrics.popleft()
         if result.path is not None:
             saved = SavedCheckpoint(result.path, result.step, metrics)
-            loop.call("on_save", saved)
+            loop.parts.call("on_save", saved)
         elif self.step == result.step:
             self.step = None
         if result.error is None:

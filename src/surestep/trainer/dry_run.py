@@ -96,7 +96,7 @@ def _count_samples(found: Predictions) -> str:
 
 def _one_step(session: Session) -> float:
     result = next(session.loop.steps())
-    session.loop.log_point()
+    session.loop.log.take()
     return float(result.loss)
 
 

@@ -95,10 +95,10 @@ def end_of_loop(loop: Loop, error: BaseException | None, *, is_manual: bool) -> 
         return describe_error_end(error)
     if error is not None:
         return "stopped", f"{type(error).__name__} after step {step} of {total}"
-    if loop.interrupted:
-        return "stopped", loop.interrupted
-    if not is_manual and (step >= total or loop.stopping):
-        return "finished", loop.stopping or ALL_DONE
+    if loop.requests.interrupted:
+        return "stopped", loop.requests.interrupted
+    if not is_manual and (step >= total or loop.requests.stopping):
+        return "finished", loop.requests.stopping or ALL_DONE
     return "stopped", f"the session was closed after step {step} of {total}"
 
 

@@ -42,9 +42,9 @@ class Evaluations:
     def evaluate(self, split: str | None) -> Metrics:
         """Evaluate one split, or all validation sets: these may be the best so far."""
         loop, plan, state = self._loop, self._plan, self._loop.state
-        loop.log_point()
+        loop.log.take()
         self._evaluator.check(split)
-        with loop.pause_clock():
+        with loop.log.pause_clock():
             step, average = state.progress.step, self._average()
             metrics = self._evaluate_weights(split, average)
         monitored = (plan.validation_metric or "").split("/")[0]
@@ -66,8 +66,8 @@ class Evaluations:
             self._saving.forget()  # a checkpoint of this step does not have the metrics
             for line in update_best(plan, state, metrics, loop.context.schedule.peak):
                 self._messages.print_line(line)
-            for hook in loop.hooks("on_evaluate"):  # none sees what another one changes
-                loop.note(hook(state, Metrics(metrics)))
+            for hook in loop.parts.hooks("on_evaluate"):  # none sees what another one changes
+                loop.react(hook(state, Metrics(metrics)))
         loop.run_requests()
         return Metrics(metrics)
 
@@ -95,7 +95,7 @@ class Evaluations:
         """Evaluate all of a split with the weights of a checkpoint."""
         self._evaluator.check(split)
         using = self._evaluator.using_checkpoint(self._recorder.run, which)
-        with self._loop.pause_clock(), using as saved:
+        with self._loop.log.pause_clock(), using as saved:
             metrics, samples = self._evaluator.evaluate_all(split, self._messages.notify_once)
         self._recorder.event("evaluation", step=saved.step, metrics=metrics, which=which)
         where = f"{which} checkpoint, step {saved.step}, {samples} samples of {split}"
@@ -104,7 +104,7 @@ class Evaluations:
 
     def predict(self, split: str, which: Which | None, mc_dropout: int | None) -> Predictions:
         """Predict every sample of one split."""
-        with self._loop.pause_clock():
+        with self._loop.log.pause_clock():
             if which is not None:
                 with self._evaluator.using_checkpoint(self._recorder.run, which):
                     return self._evaluator.predict(split, mc_dropout)

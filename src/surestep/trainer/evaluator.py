@@ -56,13 +56,13 @@ def make_interrupt_check(loop: Loop) -> Callable[[], bool]:
     count = itertools.count(1)
 
     def is_interrupted() -> bool:
-        loop.call("on_eval_batch")
+        loop.parts.call("on_eval_batch")
         if loop.world.size > 1 and next(count) % _AGREE_EVERY == 0:  # all have as many batches
             before = loop.world.agreed
             loop.world.exchange([])
             loop.world.agreed |= before
-            loop.apply_agreed_requests()
-        return bool(loop.interrupted)
+            loop.requests.apply_agreed()
+        return bool(loop.requests.interrupted)
 
     return is_interrupted
 
@@ -80,7 +80,7 @@ class Evaluator:
         for loader in loaders.values():
             loader.leave = self._leaves(make_interrupt_check(loop))
         for loader in (loop.loader, *loaders.values()) if loop.world.size > 1 else ():
-            loader.retry = loop.stop_together
+            loader.retry = loop.requests.stop_together
 
     def _leaves(self, is_interrupted: Callable[[], bool]) -> Callable[[], bool]:
         """Return the check of an open run: what stopped a run ends no evaluation after it."""
@@ -148,7 +148,7 @@ class Evaluator:
             )
         except (RuntimeError, MemoryError) as error:
             size = max(loader.layout.batch_size for loader in loaders.values())
-            if (explained := loop.ask_parts(error, size)) is None:
+            if (explained := loop.parts.explain(error, size)) is None:
                 raise
             raise explained from error
 

@@ -35,7 +35,7 @@ def fit(session: Session) -> Run:
         try:
             is_done = _train(session)
             if not is_done and not received:  # another rank received the signal
-                received.append(session.loop.interrupted)
+                received.append(session.loop.requests.interrupted)
             message = _finish(session, received) if is_done else _stop(session, received[0])
         except KeyboardInterrupt as error:
             session.loop.world.failed(error)  # so that no pending save waits for another rank
@@ -55,7 +55,7 @@ def fit(session: Session) -> Run:
             raise
         except Exception as error:
             _fail(session, error, f"{type(error).__name__}: {error}")
-            if (explained := session.loop.ask_parts(error)) is not None:
+            if (explained := session.loop.parts.explain(error)) is not None:
                 raise explained from error
             raise
     if received:
@@ -72,17 +72,17 @@ def _train(session: Session) -> bool:
     session.start_fit()
     for _ in session.steps():
         pass  # the parts evaluate and save between the steps
-    if not loop.interrupted:
-        loop.call("on_last")
-    if loop.interrupted:
-        loop.check_workers()
+    if not loop.requests.interrupted:
+        loop.parts.call("on_last")
+    if loop.requests.interrupted:
+        loop.requests.check_workers()
         return False
     session.saving.flush()
     return True
 
 
 def _finish(session: Session, received: list[str]) -> str:
-    reason = session.loop.stopping
+    reason = session.loop.requests.stopping
     if reason is None or reason in received:
         reason = ALL_DONE
     session.end("finished", reason=reason)

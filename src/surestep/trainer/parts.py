@@ -67,14 +67,14 @@ def list_parts(
         ExplainMemory(recorder, plan),
     ]
     if plan.max_time is not None:
-        parts.append(Deadline(start_time + plan.max_time.amount * 60, loop.request))
+        parts.append(Deadline(start_time + plan.max_time.amount * 60, loop.requests.ask))
     if world.monitor is not None:  # the first step compiles and connects, and takes longer
         use_steady = world.monitor.timeouts.use_steady_timeout
         parts.append(Functions("timeouts", on_first_step=lambda state: use_steady()))
     if world.size > 1 and plan.parallel_replica_check_every is not None:
         parts.append(CheckReplicas(world, plan, plan.parallel_replica_check_every))
     if trains and plan.logging_per_layer:  # before callbacks, which may change weights in on_step
-        parts.append(LayerNormMeter(state, loop.context.strategy, loop.may_log_after))
+        parts.append(LayerNormMeter(state, loop.context.strategy, loop.log.may_be_due_after))
     parts += [
         # What the steps did is recorded before anything acts on it.
         session.timed,

@@ -67,7 +67,7 @@ class ScheduledEvaluation(Part):
         loop = self._session.loop
         if self._acts and self._trigger.is_due(result):
             place = state.progress
-            loop.log_point()
+            loop.log.take()
             if state.progress is place:  # it triggered no rollback
                 self._evaluate()
 
@@ -170,7 +170,7 @@ class ScheduledSaving(Part):
         self._is_requested = False
         if not saves:
             return
-        session.loop.log_point()
+        session.loop.log.take()
         if state.progress is place and not session.saving.is_current:
             session.saving.save_async()
 

@@ -181,7 +181,7 @@ class Session:
         self.incidents.keep_batch(batch, progress.step)
         self._ending.is_manual = True
         result = self.loop.step(loader.move(batch))
-        self.loop.maybe_log()
+        self.loop.log.take_if_due()
         return result
 
     def evaluate(self, split: str | None = None) -> Metrics:
@@ -287,11 +287,11 @@ class Session:
             if not self.finished:
                 stack.push(self._ending.write_if_missing)
             stack.callback(self.saving.wait)
-            for hook in self.loop.hooks("on_end"):
+            for hook in self.loop.parts.hooks("on_end"):
                 stack.callback(self._ending.call, hook, self.state)
             if self.state.counts.skipped:
                 stack.callback(self._recorder.write_skipped)
-            stack.callback(self.loop.log_point)
+            stack.callback(self.loop.log.take)
 
     def __enter__(self) -> "Session":
         return self

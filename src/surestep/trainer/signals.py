@@ -35,7 +35,7 @@ def _stop_session(reference: "weakref.ref[Session]", received: list[str], name: 
         raise KeyboardInterrupt
     if session is None:
         raise Preempted(f"Stopped by {name}.", reason=name)
-    if session.loop.interrupted:  # it is stopping
+    if session.loop.requests.interrupted:  # it is stopping
         return
     if not session.closed:  # the caller may continue, so the next signal counts too
         received.clear()
@@ -73,7 +73,7 @@ def stop_after_step(session: Session) -> Iterator[list[str]]:
     def act(name: str) -> None:
         if len(signals.received) > 1:
             raise KeyboardInterrupt
-        session.loop.request(name)
+        session.loop.requests.ask(name)
         if has_agent() and name == "SIGTERM":
             name = f"{name} (torchrun sends it to all ranks if a process has died)"
         again = "Another Ctrl-C" if name == CTRL_C else "Ctrl-C"

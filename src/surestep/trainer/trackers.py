@@ -81,7 +81,7 @@ class TrackerThreads:
             return
         wait = loop.plan.logging_tracker_wait
         limit_s = 0.0 if wait is None else wait.amount * 60
-        if loop.interrupted not in ("", CTRL_C):  # a cluster kills the process soon
+        if loop.requests.interrupted not in ("", CTRL_C):  # a cluster kills the process soon
             limit_s = min(limit_s, STALLED_S)
         show, notify = messages.display, messages.notify
         lacking = finish_all(self.followers, show, limit_s=limit_s, notify=notify)

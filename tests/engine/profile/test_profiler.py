@@ -12,7 +12,7 @@ import surestep
 from surestep.base.errors import ConfigError
 from surestep.engine.profile import profiler
 from surestep.engine.profile.profiler import peak_flops
-from surestep.engine.step import loop
+from surestep.engine.step import loop, step_log
 from tests import tiny
 from tests.parts import add_part
 
@@ -211,7 +211,8 @@ def test_data_wait_time_is_measured(tmp_path, monkeypatch):
     clock, model = Clock(), SlowModel(tiny.FEATURES, tiny.CLASSES)
     model.clock = clock
     watch = SimpleNamespace(perf_counter=clock, monotonic=time.monotonic)
-    monkeypatch.setattr(loop, "time", watch)
+    for module in (loop, step_log):
+        monkeypatch.setattr(module, "time", watch)
     run = tiny.fit(tmp_path / "slow", {"model": model, "train": SlowDataset(clock)}, epochs=1)
     assert run.status["data_wait_s"] == 32
     assert run.status["seconds"] == 32 + 2 * 4  # batches of 8

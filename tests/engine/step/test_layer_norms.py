@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
 
 import surestep
-from surestep.engine.step import loop
+from surestep.engine.step import step_log
 from surestep.engine.step.layer_norms import LayerNormMeter
 from tests.laws.support.host_reads import host_reads
 from tests.laws.support.tasks import assert_same, session_of, snapshot, train
@@ -134,8 +134,8 @@ def test_host_reads_nothing_between_log_points(folder):
 
 
 def test_log_point_reads_the_device_once(folder, monkeypatch):
-    counts, read = [], loop.read_scalars
-    monkeypatch.setattr(loop, "read_scalars", lambda v: counts.append(len(v)) or read(v))
+    counts, read = [], step_log.read_scalars
+    monkeypatch.setattr(step_log, "read_scalars", lambda v: counts.append(len(v)) or read(v))
     logging = {"every": "3 steps", "per_layer": True}
     train(task(), folder(), **options(logging=logging))
     gradients, parameters = 5, 7

@@ -24,7 +24,7 @@ def take(run, step, **parts):
     task = surestep.Task(step=step, **{"model": model(), **said, **parts})
     with surestep.prepare(task, tiny.config(micro_batch_size=3, max_steps=2), run=run) as session:
         result = next(session.steps())
-        session.loop.log_point()
+        session.loop.log.take()
         return session, result
 
 

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset
 
 from surestep.base.errors import ConfigError
-from surestep.engine.step import loop
+from surestep.engine.step import loop, step_log
 from surestep.record.run import Run
 from surestep.trainer.review.case import Case, Observed
 from surestep.trainer.review.of_run import ss614
@@ -71,7 +71,8 @@ def test_run_without_problems_has_no_findings(tmp_path):
 
 def test_data_wait_is_reported_with_the_number_of_workers_needed(tmp_path, monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    for module in (loop, step_log):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock.now))
     parts = {"train": Rows(0.002, clock), "model": Slow(0.001, clock)}
     each = found(tmp_path, parts, timed=True, max_steps=60)["SS614"]
     evidence = each["evidence"]

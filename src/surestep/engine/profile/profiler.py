@@ -90,8 +90,8 @@ class Profile(Part):
                 activities.append(ProfilerActivity.CUDA)
             self._profile = profile(activities=activities)
             self._profile.__enter__()
-            self._started, self._waited = time.perf_counter(), self.loop.data_wait_s
-            self._parts, self._end_timing = self.loop.time_parts()
+            self._started, self._waited = time.perf_counter(), self.loop.log.data_wait_s
+            self._parts, self._end_timing = self.loop.parts.time()
         return None
 
     def on_step(self, state: State, result: StepResult) -> Request | None:
@@ -155,7 +155,7 @@ class Profile(Part):
         self._notice = "\n".join([title, *lines])
 
     def _throughput(self, seconds: float, steps: int) -> list[str]:
-        waited = (self.loop.data_wait_s - self._waited) / seconds
+        waited = (self.loop.log.data_wait_s - self._waited) / seconds
         plan, flops, share = self.loop.plan, "not known", "not known"
         if self._flops is not None:
             per_second = self._flops * steps / seconds

@@ -6,7 +6,7 @@ run. A moment that no part has costs nothing.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from surestep.base.errors import TaskError
 from surestep.base.text import describe_value
+from surestep.engine.plan.plan import Plan
 from surestep.engine.rng import SeparateRNG, derive_seed
 from surestep.engine.step.callback import HOOKS, Callback, Reply, Request
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from surestep.engine.batch import Batch
     from surestep.engine.state.state import State
     from surestep.engine.step.log_point import LayerNorms
-    from surestep.engine.step.train_step import StepResult
+    from surestep.engine.step.train_step import StepContext, StepResult
 
 
 _SURESTEP = __name__.partition(".")[0]
@@ -119,21 +120,95 @@ class Functions(Part):
             setattr(self, moment, function)
 
 
-Moments = dict[str, list[Callable[..., Any]]]  # what to call, by moment
 _MOMENTS = (*HOOKS, *(name for name in vars(Part) if name.startswith(("on_", "to_"))))
 
 
-def find_moments(parts: Sequence[Callback], seed: int, device: torch.device) -> Moments:
-    """Return what to call at each moment, in the order of the parts.
-
-    Hooks of users draw separate random numbers, so they change none of the training.
+class Parts:
+    """The parts of a run, called at their moments in order; none before `attach()`.
 
     Args:
-        parts: of the run, in order.
-        seed: the seed of the run.
-        device: of the model.
+        context: of a step.
+        plan: the resolved options.
+        react: does what a hook returned, if it is not None.
     """
-    return {moment: _hooks_of(parts, moment, seed, device) for moment in _MOMENTS}
+
+    def __init__(
+        self, context: "StepContext", plan: Plan, react: Callable[[Reply], object]
+    ) -> None:
+        self._context, self._plan, self._react = context, plan, react
+        self.attach(())
+
+    def attach(self, parts: Sequence[Callback]) -> None:
+        """Call these parts from now on; hooks of users draw numbers that change no training."""
+        self._parts = parts
+        plan = self._plan
+        self._use({name: _hooks_of(parts, name, plan.seed, plan.device) for name in _MOMENTS})
+
+    def _use(self, moments: dict[str, list[Callable[..., Any]]]) -> None:
+        self._moments = moments
+        self.on_batch, self.on_step = moments["on_batch"], moments["on_step"]  # for each step
+        self._context.on_backward = [
+            partial(self._call_backward, hook) for hook in moments["on_backward"]
+        ]
+
+    def _call_backward(self, hook: Callable[..., Reply], state: "State") -> None:
+        if (reply := hook(state)) is not None:
+            self._react(reply)
+
+    def __iter__(self) -> Iterator[Callback]:
+        return iter(self._parts)
+
+    def hooks(self, moment: str) -> list[Callable[..., Any]]:
+        """Return what to call at a moment, in order."""
+        return self._moments[moment]
+
+    def call(self, moment: str, *args: Any) -> None:
+        """Call the parts that have a moment; do what they return."""
+        for hook in self._moments[moment]:
+            if (reply := hook(self._context.state, *args)) is not None:
+                self._react(reply)
+
+    def explain(
+        self, error: Exception, place: "StepResult | int | None" = None
+    ) -> Exception | None:
+        """Return the error to raise instead of one, by the first part that knows better.
+
+        Args:
+            error: of a step or an evaluation.
+            place: what the step did, if it ended; the batch size of the evaluation.
+        """
+        state = self._context.state
+        found = (hook(state, error, place) for hook in self._moments["on_error"])
+        return next(filter(None, found), None)
+
+    def time(self) -> tuple[dict[str, float], Callable[[], None]]:
+        """Measure how long each part takes from now on.
+
+        Returns:
+            The seconds by part, which are updated, and a function that ends the measurement.
+        """
+        seconds: dict[str, float] = {}
+        before = self._moments
+
+        def timed(part: Callback, hook: Callable[..., Any]) -> Callable[..., Any]:
+            label = part.label if isinstance(part, Functions) else type(part).__name__
+
+            def call(*args: Any) -> Any:
+                started = time.perf_counter()
+                try:
+                    return hook(*args)
+                finally:
+                    seconds[label] = seconds.get(label, 0.0) + time.perf_counter() - started
+
+            return call
+
+        self._use(
+            {
+                moment: list(map(timed, parts_with(self._parts, moment), hooks))
+                for moment, hooks in before.items()
+            }
+        )
+        return seconds, partial(self._use, before)
 
 
 def _hooks_of(
@@ -163,33 +238,6 @@ def _call_hook(call: Any, hook: Any, name: str, state: "State", *args: Any) -> R
         f"{name} returned {describe_value(reply)}. Return None, a surestep.Request such as "
         "Request.STOP, or a line of text to print."
     )
-
-
-def time_moments(moments: Moments, parts: Sequence[Callback], seconds: dict[str, float]) -> Moments:
-    """Return functions that also add the time that they take to that of their part.
-
-    Args:
-        moments: of these parts.
-        parts: of the run, in order.
-        seconds: by the label of the part, or the name of its class.
-    """
-
-    def timed(part: Callback, hook: Callable[..., Any]) -> Callable[..., Any]:
-        label = part.label if isinstance(part, Functions) else type(part).__name__
-
-        def call(*args: Any) -> Any:
-            started = time.perf_counter()
-            try:
-                return hook(*args)
-            finally:
-                seconds[label] = seconds.get(label, 0.0) + time.perf_counter() - started
-
-        return call
-
-    return {
-        moment: list(map(timed, parts_with(parts, moment), hooks))
-        for moment, hooks in moments.items()
-    }
 
 
 def parts_with(parts: Sequence[Callback], moment: str) -> list[Callback]:

@@ -12,7 +12,7 @@ def find(case: Case) -> Iterator[Problem]:
     """Compare the last rate with that of the last planned step."""
     loop, plan = case.loop, case.loop.plan
     has_own_rates = case.task.schedule is not None or case.task.step is not None
-    if not case.is_finished or loop.stopping is not None or has_own_rates:
+    if not case.is_finished or loop.requests.stopping is not None or has_own_rates:
         return
     taken, total = loop.state.progress.steps_taken, int(plan.schedule.total)
     if not 0 < taken < COMPLETE_SHARE * total:
