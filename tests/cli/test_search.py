@@ -317,7 +317,7 @@ def test_study_that_cannot_be_resumed_is_explained(surestep, folder):
 
 
 @LAUNCHES
-def test_confirmed_winner_has_the_best_mean(search):
+def test_confirmed_winner_has_the_best_mean(search, surestep):
     answer, _ = search(
         *("--trials", 3, "--confirm", 2, "--confirm-seeds", 2, "--workers", 2),
         *("--keep-checkpoints", "best"),
@@ -337,6 +337,8 @@ def test_confirmed_winner_has_the_best_mean(search):
     kept = {path.parts[2] for path in Path("study/trials").glob("*/checkpoints/step-*")}
     assert kept == {f"{winner['number']:04d}"}
     assert not [*Path("study/confirm").glob("*/checkpoints/step-*")]
+    assert surestep("search", "--resume", "study").code == 0
+    assert json.loads(Path("study/result.json").read_text())["winner"] == winner
 
 
 @LAUNCHES

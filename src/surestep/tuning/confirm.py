@@ -71,6 +71,17 @@ def confirm_trials(worker: Worker, slot: Slot) -> list[Confirmed]:
     return []
 
 
+def read_confirmed(study: SearchStudy) -> list[Confirmed]:
+    """Return what an earlier command confirmed; none if the best trials are others now."""
+    names = [path.stem.split("-") for path in (study.folder / CONFIRM).glob("*-*.json")]
+    numbers = {int(number) for number, _ in names}
+    rows = best_rows(study.rows(), study)[: len(numbers)]
+    seeds = max((int(index) for _, index in names), default=0)
+    runs = [(row, index) for row in rows for index in range(1, seeds + 1)]
+    is_whole = all(_read_value(study, *run) is not None for run in runs)
+    return _compare(study, rows, seeds) if is_whole else []
+
+
 def _confirm_alone(worker: Worker, slot: Slot, row: TrialRow, index: int) -> bool:
     """Train a trial with another seed, unless another worker does; return if this worker did."""
     claim = worker.study.folder / CONFIRM / "claims" / f"{row.number:04d}-{index}"

@@ -14,7 +14,7 @@ from surestep.base.text import format_count, print_escaped
 from surestep.recipes.find import find
 from surestep.recipes.load import RecipeCall, call_recipe, load_file
 from surestep.tuning.background import start_workers
-from surestep.tuning.confirm import Confirmed, confirm_trials
+from surestep.tuning.confirm import Confirmed, confirm_trials, read_confirmed
 from surestep.tuning.finish import BEST, Winner, conclude, write_results
 from surestep.tuning.open import open_study
 from surestep.tuning.options import (
@@ -258,7 +258,7 @@ def run_search(call: RecipeCall, options: SearchOptions) -> SearchResult:
             worker.work(slot)
             if options.confirm and not stops.reason:
                 confirmed = confirm_trials(worker, slot)
-        winner = conclude(worker, slot, confirmed)
+        winner = conclude(worker, slot, confirmed or read_confirmed(study))
         stopped = stops.reason  # what arrives from now on stops nothing: the study is complete
         # The system soon kills a process that gets SIGTERM, and the page takes seconds.
         report = None if stopped == "SIGTERM" else _write_results(study, winner)

@@ -221,3 +221,9 @@ def test_failure_of_a_whole_set_metric_names_the_metric_and_the_cause(tmp_path):
 
     with pytest.raises(TaskError, match=r"metrics\['m'\] fails on all 103 rows.*ValueError: 103"):
         evaluated(tmp_path / "run", {"m": surestep.whole_set(fails)})
+
+
+def test_dict_in_the_dict_of_a_metric_is_refused_with_what_to_return(tmp_path):
+    nested = surestep.whole_set(lambda outputs, targets: {"a": {"b": 1.0}})
+    with pytest.raises(TaskError, match=r"whose 'a' is a dict too. .* such as \{'a_b': 0.5\}"):
+        evaluated(tmp_path / "run", {"m": nested})

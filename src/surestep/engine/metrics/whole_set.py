@@ -180,6 +180,8 @@ class WholeSetMetric:
         outputs, targets = map_tensors(self._template, lambda _: next(arrays))
         try:
             return named_values(self.name, self.metric.function(outputs, targets))
+        except TaskError:
+            raise
         except Exception as error:  # whatever the user's function raises
             where = f"on all {sum(piece.rows for piece in pieces)} rows"
             raise metric_error(self.name, where, error, outputs, targets) from error
@@ -283,5 +285,11 @@ def plain_value(value: Any) -> Value:
 def named_values(name: str, value: Any) -> dict[str, Value]:
     """Return the value of a metric by its name, or its values by "name_key" if it has several."""
     if isinstance(value, Mapping):
+        for key, part in value.items():
+            if isinstance(part, Mapping):
+                raise TaskError(
+                    f"metrics[{name!r}] returned a dict whose {key!r} is a dict too. Return one "
+                    f"dict of numbers and tables, such as {{'{key}_{next(iter(part), 'x')}': 0.5}}."
+                )
         return {f"{name}_{key}": plain_value(part) for key, part in value.items()}
     return {name: plain_value(value)}
