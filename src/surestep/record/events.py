@@ -26,6 +26,7 @@ from surestep.record.io import (
     open_regular,
     os_error_hint,
     parse_json,
+    parse_line,
     size_of,
     unreadable_error,
 )
@@ -290,7 +291,7 @@ def _event(path: Path, number: int, line: bytes) -> dict[str, Any] | None:
     if line == b"\n":
         return None
     try:
-        event: dict[str, Any] = validate(EVENT, parse_json(line))
+        event: dict[str, Any] = validate(EVENT, parse_line(line))
         if event["event"] in EVENTS:
             validate(EVENTS[event["event"]], event)
         return event

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -107,94 +108,111 @@ class History(Mapping[str, NDArray[Any]]):
         return DataFrame(dict(self))
 
 
-class _LogPoint(NamedTuple):
-    """What was recorded of consecutive steps, by column, and at the last of them."""
+class _Sparse(NamedTuple):
+    """Values of some steps, in order."""
 
-    first: int
-    series: Mapping[str, Sequence[Any]]
-    at_last: Mapping[str, Any]
+    steps: list[int]
+    values: list[Any]
 
-    @property
-    def steps(self) -> range:
-        return range(self.first, self.first + len(self.series["train/loss"]))
+    def undo(self, step: int) -> None:
+        """Forget what is after a step."""
+        at = bisect_right(self.steps, step)
+        del self.steps[at:], self.values[at:]
 
-    def until(self, step: int) -> _LogPoint:
-        """Return what was recorded of the steps up to one."""
-        if step >= self.steps[-1]:
-            return self
-        count = step - self.first + 1
-        series = {name: values[:count] for name, values in self.series.items()}
-        return _LogPoint(self.first, series, {})
+
+class _Reader:
+    """Collects what events record, in their order; None is not a value."""
+
+    def __init__(self) -> None:
+        self.trained: list[int] = []  # the steps
+        self.dense: dict[
+            str, list[Any]
+        ] = {}  # a value for each of these; those at the end may lack
+        self.sparse: defaultdict[str, _Sparse] = defaultdict(lambda: _Sparse([], []))
+        self.evaluations: dict[int, dict[str, float]] = {}
+        self.final: list[FinalResult] = []
+
+    def add_steps(self, event: Mapping[str, Any]) -> None:
+        """Add a log point, which may repeat steps."""
+        first, count = event["first"], len(event["loss"])
+        self.undo(first - 1)
+        before = len(self.trained)
+        self.trained.extend(range(first, first + count))
+        logged = {f"train/{name}": values for name, values in event.get("logged", {}).items()}
+        if "train/loss" in logged:
+            logged["train/logged_loss"] = logged.pop("train/loss")
+        own = {"train/loss": event["loss"], "grad_norm": event["grad_norm"], "lr": event["lr"]}
+        for name, values in (own | logged).items():
+            column = self.dense.setdefault(name, [])
+            column.extend([None] * (before - len(column)))
+            column.extend(values)
+        rates = {f"lr/{name}": rate for name, rate in event.get("group_lr", {}).items()}
+        for name, value in {"time": event["time"], **rates}.items():
+            self.sparse[name].steps.append(self.trained[-1])
+            self.sparse[name].values.append(value)
+
+    def undo(self, step: int) -> None:
+        """Forget the steps after one."""
+        if self.trained and self.trained[-1] > step:
+            at = bisect_right(self.trained, step)
+            del self.trained[at:]
+            for values in self.dense.values():
+                del values[at:]
+            for column in self.sparse.values():
+                column.undo(step)
+
+    def add_evaluation(self, event: Mapping[str, Any]) -> None:
+        """Add an evaluation while training, or of a checkpoint."""
+        known = {name: value for name, value in event["metrics"].items() if value is not None}
+        metrics = Metrics({name: _as_value(value) for name, value in known.items()})
+        if "which" in event:
+            self.final.append(FinalResult(event["step"], event["which"], event["time"], metrics))
+        else:
+            self.evaluations.setdefault(event["step"], {}).update(metrics, time=event["time"])
+
+    def build(self) -> History:
+        """Return the history."""
+        steps = np.array(self.trained, dtype=np.int64)
+        if other := self.evaluations.keys() - set(self.trained):
+            steps = np.union1d(steps, np.array(list(other)))
+        rows = np.searchsorted(steps, self.trained)
+        columns: dict[str, _Column] = {}
+        for name, values in self.dense.items():
+            column = np.array(values, dtype=np.float64)  # None is NaN
+            at = rows[: len(values)]
+            if None in values:
+                has = np.array([value is not None for value in values])
+                at, column = at[has], column[has]
+            columns[name] = _Column(at, column)
+        for step, metrics in self.evaluations.items():
+            for name, value in metrics.items():
+                self.sparse[name].steps.append(step)
+                self.sparse[name].values.append(value)
+        for name, (at_steps, values) in self.sparse.items():
+            at = np.searchsorted(steps, at_steps)
+            columns[name] = _Column(at, np.array(values, dtype=np.float64))
+        none = _Column(np.array([], dtype=np.int64), np.array([]))
+        found = {name: column for name, column in columns.items() if len(column.rows)}
+        columns = dict.fromkeys(_ALWAYS, none) | found
+        return History(steps, columns, tuple(self.final))
 
 
 def read_history(events: Iterable[Mapping[str, Any]]) -> History:
     """Return the history that the events of a run record."""
-    points: list[_LogPoint] = []
-    evaluations: dict[int, dict[str, float]] = {}
-    final = []
+    reader = _Reader()
     for event in events:
         kind = event["event"]
         if kind == "steps" and event["loss"]:
-            points = _until(points, event["first"] - 1)
-            points.append(_read_log_point(event))
+            reader.add_steps(event)
         elif kind == "evaluation":
-            known = {name: value for name, value in event["metrics"].items() if value is not None}
-            metrics = Metrics({name: _as_value(value) for name, value in known.items()})
-            if "which" in event:
-                final.append(FinalResult(event["step"], event["which"], event["time"], metrics))
-            else:
-                evaluations.setdefault(event["step"], {}).update(metrics, time=event["time"])
+            reader.add_evaluation(event)
         elif kind in UNDOING:
-            points = _until(points, event["step"])
-            evaluations = {at: found for at, found in evaluations.items() if at <= event["step"]}
-    return _build(points, evaluations, tuple(final))
+            reader.undo(event["step"])
+            found = reader.evaluations
+            reader.evaluations = {at: found[at] for at in found if at <= event["step"]}
+    return reader.build()
 
 
 def _as_value(value: Any) -> Any:
     """Return a number, which is text if it is not finite, or a table."""
     return value if isinstance(value, list) else float(value)
-
-
-def _until(points: list[_LogPoint], step: int) -> list[_LogPoint]:
-    if not points or points[-1].steps[-1] <= step:
-        return points
-    return [point.until(step) for point in points if point.first <= step]
-
-
-def _read_log_point(event: Mapping[str, Any]) -> _LogPoint:
-    series = {"train/loss": event["loss"], "grad_norm": event["grad_norm"], "lr": event["lr"]}
-    for name, values in event.get("logged", {}).items():
-        series["train/logged_loss" if name == "loss" else f"train/{name}"] = values
-    rates = {f"lr/{name}": rate for name, rate in event.get("group_lr", {}).items()}
-    return _LogPoint(event["first"], series, {"time": event["time"], **rates})
-
-
-def _build(
-    points: Sequence[_LogPoint],
-    evaluations: Mapping[int, Mapping[str, float]],
-    final: tuple[FinalResult, ...],
-) -> History:
-    found = {name: (array("q"), array("d")) for name in _ALWAYS}  # steps and values of each column
-
-    def put(name: str, steps: Iterable[int], values: Iterable[Any]) -> None:
-        column = found.setdefault(name, (array("q"), array("d")))
-        for step, value in zip(steps, values, strict=False):
-            if value is not None:
-                column[0].append(step)
-                column[1].append(float(value))
-
-    for point in points:
-        for name, values in point.series.items():
-            put(name, point.steps, values)
-        for name, value in point.at_last.items():
-            put(name, point.steps[-1:], (value,))
-    for step, metrics in evaluations.items():
-        for name, value in metrics.items():
-            put(name, (step,), (value,))
-    trained = [np.arange(point.steps.start, point.steps.stop) for point in points]
-    steps = np.unique(np.concatenate([*trained, np.array(list(evaluations), dtype=np.int64)]))
-    columns = {
-        name: _Column(np.searchsorted(steps, np.array(at)), np.array(values))
-        for name, (at, values) in found.items()
-    }
-    return History(steps, columns, final)
