@@ -16,7 +16,8 @@ class Net(torch.nn.Module):
 
     def save(self, path, epoch):
         state = {"layer": self.layer.state_dict(), "optimizer": self.optimizer.state_dict()}
-        torch.save({"net": state, "epoch": epoch}, path)
+        torch.save({"net": state, "epoch": epoch}, f"{path}.tmp")
+        os.replace(f"{path}.tmp", path)
 
     def load_state_dict(self, state):
         self.layer.load_state_dict(state["layer"])
