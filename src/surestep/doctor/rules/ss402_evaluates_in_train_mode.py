@@ -62,7 +62,14 @@ from surestep.doctor.runtime.evaluations import EvaluationWatcher
 from surestep.doctor.runtime.losses import MEAN_LOSSES
 from surestep.doctor.runtime.modes import is_norm, list_switched
 from surestep.doctor.runtime.tally import Tally
-from surestep.doctor.source.evaluation import find_forwards, has_training, is_held_out, is_measured
+from surestep.doctor.source.evaluation import (
+    find_forwards,
+    has_training,
+    is_held_out,
+    is_made_in,
+    is_measured,
+    is_validation,
+)
 from surestep.doctor.source.modes import find_switch, find_switches
 from surestep.doctor.source.modules import depends_on_mode
 from surestep.doctor.source.trace import Event, Program, Trace
@@ -83,19 +90,22 @@ SEVERITY = "error"
 FIX = "Call model.eval() before the evaluation, and model.train() before training continues."
 _FEWEST = 2  # outputs that were compared with targets
 _MOST = 20  # outputs; later ones are not checked
+_MODULES = ("torch.nn.", "torchvision.models.", "timm.create_model")
 _ON_PURPOSE = re.compile(r"monte.?carlo|mc_?dropout|enable_dropout", re.IGNORECASE)
 
 
 def check(program: Program) -> Iterator[Problem]:
-    """Find measured forward passes without gradients in train mode."""
+    """Find measured forward passes in train mode, without gradients or of a validation loop."""
     if program.contains(_ON_PURPOSE):
         return
     for trace in program.traces:
         for event, output in find_forwards(trace):
             model = strip(output.receiver)
-            if model is None or not is_without_grad(event) or not depends_on_mode(model):
-                continue
-            if not _is_evaluation(trace, event, output):
+            if (
+                model is None
+                or not depends_on_mode(model)
+                or not _is_evaluation(trace, event, output)
+            ):
                 continue
             switch = find_switch(trace, event, model, is_training=True)
             if switch is not None or _stays_in_train_mode(trace, event, model):
@@ -108,31 +118,20 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _is_evaluation(trace: Trace, event: Event, output: Call) -> bool:
-    if event.loop is not None:
-        if has_training(trace, event):
-            if not is_held_out(output):
-                return False
-        elif is_made_by(event.loop.iterated, "range"):
-            return False  # samples of the output, with dropout on purpose
-    return is_measured(trace, event, output)
+    if not is_without_grad(event) and not is_validation(trace, event, output):
+        return False
+    if has_training(trace, event):
+        return is_held_out(trace, output) and is_measured(trace, event, output)
+    # Passes of a range give samples of the output, with dropout on purpose.
+    is_sampled = event.loop is not None and is_made_by(event.loop.iterated, "range")
+    return not is_sampled and is_measured(trace, event, output)
 
 
 def _stays_in_train_mode(trace: Trace, event: Event, model: Value) -> bool:
-    is_new = all(
-        isinstance(option, Instance)
-        or is_made_by(option, "torch.nn.", "torchvision.models.", "timm.create_model")
-        for option in options_of(model)
-    )
-    is_made_here = trace.entry is None or any(
-        model in (made.value, strip(made.value)) for made in trace.events
-    )
-    return is_new and is_made_here and _is_never_switched(trace, event, model)
-
-
-def _is_never_switched(trace: Trace, event: Event, model: Value) -> bool:
-    """Return whether nothing before an event may have changed the mode of a module."""
+    is_new = all(isinstance(o, Instance) or is_made_by(o, *_MODULES) for o in options_of(model))
     at = trace.index(event)
-    return not any(trace.index(s.event) < at for s in find_switches(trace, model))
+    is_switched = any(trace.index(s.event) < at for s in find_switches(trace, model))
+    return is_new and is_made_in(trace, model) and not is_switched
 
 
 class EvaluatesInTrainModeWatcher(EvaluationWatcher):

@@ -50,11 +50,15 @@ from surestep.doctor.runtime.batches import list_tensors
 from surestep.doctor.runtime.evaluations import EvaluationWatcher
 from surestep.doctor.runtime.graphs import Token, attach_token
 from surestep.doctor.runtime.tally import Tally
-from surestep.doctor.source.evaluation import find_forwards, has_training, is_measured
+from surestep.doctor.source.evaluation import (
+    find_forwards,
+    is_measured,
+    is_validation,
+    uses_graph,
+)
 from surestep.doctor.source.modes import find_switch
-from surestep.doctor.source.trace import Event, Program, Trace
+from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import describe, is_model, is_without_grad, strip
-from surestep.doctor.source.values import last_name
 from surestep.doctor.watcher import Script, TorchCall
 
 if TYPE_CHECKING:
@@ -66,39 +70,23 @@ _FEWEST = 3  # graphs that were built for nothing
 _MOST = 64  # graphs that are remembered
 _LOSSES = ("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits", "mse_loss", "l1_loss")
 
-_USES_GRAPH = frozenset(
-    "grad backward requires_grad_ set_grad_enabled enable_grad retain_grad jacobian hessian vjp "
-    "jvp attribute generate".split()
-)
-
 
 def check(program: Program) -> Iterator[Problem]:
-    """Find loops that measure a model in eval mode and record a graph."""
+    """Find loops that measure a model in eval mode, or on held-out data, and record a graph."""
     for trace in program.traces:
         for event, output in find_forwards(trace):
             model = strip(output.receiver)
             if event.loop is None or is_without_grad(event) or model is None or not is_model(model):
                 continue
             switch = find_switch(trace, event, model, is_training=False)
-            if switch is None or event.loop in switch.event.loops:
+            is_switched = switch is not None and event.loop not in switch.event.loops
+            if not is_switched and not is_validation(trace, event, output):
                 continue
-            if _uses_graph(trace, event) or not is_measured(trace, event, output):
+            if uses_graph(trace, event) or not is_measured(trace, event, output):
                 continue
             yield at_event(
                 event, f"`{describe(output)}` keeps all activations: nothing turns gradients off."
             )
-
-
-def _uses_graph(trace: Trace, event: Event) -> bool:
-    """Return whether gradients may be used in the loop, or are turned off elsewhere."""
-    is_set = any(last_name(context) == "set_grad_enabled" for context in event.contexts)
-    if is_set or has_training(trace, event):
-        return True
-    return any(
-        call.name in _USES_GRAPH
-        and (event.loop in other.loops or call.name in ("set_grad_enabled", "requires_grad_"))
-        for other, call in trace.calls
-    )
 
 
 class _Graph(NamedTuple):
@@ -185,7 +173,7 @@ class EvaluationBuildsGraphWatcher(EvaluationWatcher):
             return
         if run.is_sampled:
             self._pass = _Pass(type(module).__name__, run.step, list_tensors(output))
-        self.count_call(run, type(module).__name__)
+        self.count_call(run, type(module).__name__, list_tensors(output))
         if module.training or len(self._graphs) >= _MOST or len(self._steps) >= _MOST:
             return
         self._count()

@@ -11,6 +11,9 @@ from surestep.doctor.runtime.tally import Occurrence
 from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import Tensor
     from torch.utils.data import DataLoader
 
 _MOST = 20  # evaluations that are remembered
@@ -28,6 +31,7 @@ class Evaluation(Occurrence):
         calls: of a model, for the first batch.
         location: of the first call.
         model: its class.
+        has_gradient: whether a gradient reached an output of the first call.
     """
 
     loader: weakref.ref[DataLoader[Any]]
@@ -37,6 +41,11 @@ class Evaluation(Occurrence):
     calls: int = 0
     location: Location = NOWHERE
     model: str = ""
+    has_gradient: bool = False
+
+    def see_gradient(self, _: Tensor) -> None:
+        """Note a gradient, as a hook of an output: all batches are trained on in one pass."""
+        self.has_gradient = True
 
 
 class EvaluationWatcher(Watcher):
@@ -58,13 +67,22 @@ class EvaluationWatcher(Watcher):
         if self._current is not None:
             self._current.batches += 1
 
-    def count_call(self, run: Script, model: str) -> None:
-        """Count a call of a model that shows the mistake of a rule, in `after_forward`."""
+    def count_call(self, run: Script, model: str, outputs: Iterable[Tensor] = ()) -> None:
+        """Count a call of a model that shows the mistake of a rule, in `after_forward`.
+
+        Args:
+            run: of the script.
+            model: the name of its class.
+            outputs: of the call; if a gradient reaches one later, it was no evaluation.
+        """
         current = self._current
         if current is not None and current.batches == 1:
             current.calls += 1
             if current.calls == 1:
                 current.location, current.model = run.locate(), model
+                for output in outputs:
+                    if output.requires_grad:
+                        output.register_hook(current.see_gradient)
 
     def after_loader(self, run: Script, loader: DataLoader[Any]) -> None:
         self._end(run)
@@ -80,4 +98,8 @@ class EvaluationWatcher(Watcher):
         """Return the evaluations, in `observe`."""
         self._end(run)
         keys = [(evaluation.loader, evaluation.since_step) for evaluation in self._evaluations]
-        return [e for e, key in zip(self._evaluations, keys, strict=True) if keys.count(key) == 1]
+        return [
+            evaluation
+            for evaluation, key in zip(self._evaluations, keys, strict=True)
+            if keys.count(key) == 1 and not evaluation.has_gradient
+        ]
