@@ -49,7 +49,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from surestep.doctor.problem import NOWHERE, Problem
+from surestep.doctor.problem import Location, Problem
+from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.runtime.values import is_tensor
 from surestep.doctor.watcher import Script, TorchCall, Watcher
 
@@ -91,8 +92,7 @@ class ConstantPredictionWatcher(Watcher):
 
     def __init__(self) -> None:
         self._last = _Output()
-        self._flags: deque[tuple[int, Tensor]] = deque(maxlen=_CHECKED)
-        self._location = NOWHERE
+        self._flags: deque[tuple[Location, int, Tensor]] = deque(maxlen=_CHECKED)
 
     def after_forward(
         self, run: Script, module: nn.Module, inputs: tuple[Any, ...], output: Any
@@ -117,21 +117,20 @@ class ConstantPredictionWatcher(Watcher):
         if len(values) != len(target):
             return
         same, is_varied = _are_same(values), _differ(target)
-        if same is None or is_varied is None:
-            return
-        if not self._flags:
-            self._location = run.locate()
-        self._flags.append((run.step + 1, same & is_varied & self._last.has_inputs))
+        if same is not None and is_varied is not None:
+            flag = same & is_varied & self._last.has_inputs
+            self._flags.append((run.locate(), run.step + 1, flag))
 
     def observe(self, run: Script) -> Iterator[Problem]:
-        constant = [step for step, flag in self._flags if bool(flag)]
-        if len(constant) == _CHECKED:
-            yield Problem(
+        constant = Tally()
+        for location, step, flag in self._flags:
+            if bool(flag):
+                constant.add(location, step)
+        if constant.mistakes == _CHECKED:
+            yield constant.report(
                 f"The model gave equal predictions for all samples of each of the last {_CHECKED} "
                 "batches that were checked, although their inputs and targets differ.",
-                {"batches": len(constant)},
-                location=self._location,
-                since_step=constant[0],
+                {"batches": constant.mistakes},
             )
 
 
