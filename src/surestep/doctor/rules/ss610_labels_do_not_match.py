@@ -44,10 +44,11 @@ Right:
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from surestep.doctor.problem import Problem, at_event
@@ -55,20 +56,13 @@ from surestep.doctor.runtime.batches import find_labels
 from surestep.doctor.runtime.losses import MEAN_LOSSES
 from surestep.doctor.runtime.origins import LINEAR, name_origin
 from surestep.doctor.runtime.passes import Pass
-from surestep.doctor.source.dimensions import dim_of
+from surestep.doctor.source.dimensions import mixes_samples
 from surestep.doctor.source.losses import find_losses, find_trained
 from surestep.doctor.source.modules import is_named_model, traverse_inputs
+from surestep.doctor.source.orders import SPLIT, SampleOrder, find_order, find_root, shuffled_by
 from surestep.doctor.source.trace import Event, Program, Trace
-from surestep.doctor.source.training import base_of, describe, is_made_by, options_of
-from surestep.doctor.source.values import (
-    Attribute,
-    Call,
-    Collection,
-    Item,
-    Operation,
-    Value,
-    is_made_from,
-)
+from surestep.doctor.source.training import describe
+from surestep.doctor.source.values import Attribute, Call, Item, Operation, Value, is_made_from
 from surestep.doctor.watcher import Script, TorchCall, Watcher
 
 if TYPE_CHECKING:
@@ -79,58 +73,28 @@ if TYPE_CHECKING:
 SEVERITY = "error"
 REVIEWED = True
 FIX = "Draw one order, such as torch.randperm(len(x)), and index the inputs and the labels with it."
-_SPLIT = "sklearn.model_selection.train_test_split"
-_PAIRS = ("torch.utils.data.TensorDataset", _SPLIT)
-_SHUFFLES = ("numpy.random.shuffle", "random.shuffle")
-_ORDERS = ("torch.randperm", "numpy.random.permutation")
-_GENERATORS = ("numpy.random.default_rng", "numpy.random.RandomState", "random.Random")
-_CONVERSIONS = frozenset(
-    "tensor as_tensor from_numpy array asarray stack to_numpy reset_index astype float long int to "
-    "copy clone numpy tolist view reshape squeeze unsqueeze ravel flatten double "
-    "contiguous FloatTensor LongTensor Tensor".split()
-)
+_PAIRS = ("torch.utils.data.TensorDataset", SPLIT, ".fit", ".partial_fit")
 _FILES = ("numpy.load", "numpy.loadtxt", "numpy.genfromtxt", "torch.load")
-_SIZES = re.compile(r"^(len|size|zeros|ones|full|empty|eye|arange|rand|new_)|_like$")
-_MIXES = frozenset(  # samples, unless over another dimension than theirs, the first
-    "max min amax amin argmax argmin mean sum prod norm std var median mode quantile sort argsort "
-    "topk unique cumsum cumprod flip roll logsumexp softmax nanmean nansum".split()
+_SIZES = re.compile(
+    r"^(shape|device|dtype|len|size|zeros|ones|full|empty|eye|arange|rand|new_)|_like$"
 )
 _SEEDS = re.compile(r"seed|set_state|set_rng_state|setstate|RandomState|default_rng|Random$")
 _MOST_PARTS = 200  # of labels
 _FEWEST_SAMPLES = 50
-_FEWEST_TARGETS = 3
-_MOST_TARGETS = 100  # whose range is stored
+_FEWEST_TARGETS = 6  # the least and the largest of three batches
+_MOST_TARGETS = 200
 _MOST_LOADERS = 20
-
-
-class _Order(NamedTuple):
-    """The order of samples that a call drew.
-
-    Attributes:
-        call: that drew it.
-        before: the samples in the order that they had before; None if that is not known.
-        event: the call, if it shuffled them in place.
-    """
-
-    call: Call
-    before: Value | None = None
-    event: Event | None = None
 
 
 def check(program: Program) -> Iterator[Problem]:
     """Find pairs of inputs and labels that were brought into different orders."""
     for trace in program.traces:
-        shuffles = {
-            shuffled: _Order(call, shuffled, event)
-            for event, call in reversed(trace.calls)
-            if (shuffled := _shuffled_by(call)) is not None and not event.branches
-        }
         pairs = list(_find_pairs(trace))
-        plain = [(_find_root(inputs), _find_root(labels)) for _, _, inputs, labels in pairs]
+        plain = [(find_root(inputs), find_root(labels)) for _, _, inputs, labels in pairs]
         for event, call, inputs, labels in pairs:
-            first, second = (_find_order(value, shuffles) for value in (inputs, labels))
-            before = first and first.event is None and _find_root(first.before)
-            if first is None or (before, _find_root(labels)) in plain:
+            first, second = (find_order(trace, value) for value in (inputs, labels))
+            before = first and first.event is None and find_root(first.before)
+            if first is None or (before, find_root(labels)) in plain:
                 continue  # a test of what remains without their relation
             name, shuffle = describe(labels), describe(first.call)
             if second is None:
@@ -138,8 +102,7 @@ def check(program: Program) -> Iterator[Problem]:
                 is_wrong = is_before and len(call.args) == 2 and _keep_order(trace, labels, first)
                 what = f"is shuffled by `{shuffle}`, but `{name}` is not"
             else:
-                is_pair = call.path in _PAIRS or call.is_method
-                is_wrong = is_pair or _keep_order(trace, second.before, first)
+                is_wrong = call.path in _PAIRS or _keep_order(trace, second.before, first)
                 is_wrong = is_wrong and not _may_share_state(trace, first.call, second.call)
                 both = f"`{shuffle}` and by `{describe(second.call)}`"
                 what = f"and `{name}` are shuffled apart, by {both}"
@@ -154,88 +117,23 @@ def _find_pairs(trace: Trace) -> Iterator[tuple[Event, Call, Value, Value]]:
     for event, call in trace.calls:
         if len(call.args) < 2 or call.has_unknown_arguments:
             continue
-        if call.path in _PAIRS or call.path in (".fit", ".partial_fit"):
+        if call.path in _PAIRS:
             yield event, call, call.args[0], call.args[1]
         elif event in losses and id(call) in trained:
-            match _find_root(losses[event].input):
+            match find_root(losses[event].input):
                 case Call("()", model, (inputs,)) if is_named_model(model):
                     yield event, call, inputs, losses[event].target
-
-
-def _shuffled_by(call: Call | None) -> Value | None:
-    """Return what a call shuffles in place."""
-    if call is None or not call.args:
-        return None
-    is_generator = call.name == "shuffle" and is_made_by(call.receiver, *_GENERATORS)
-    return call.args[0] if call.path in _SHUFFLES or is_generator else None
-
-
-def _find_order(value: Value, shuffles: dict[Value, _Order]) -> _Order | None:
-    """Return the order of the samples of a value, if a call drew it."""
-    options = options_of(value)
-    if value in shuffles or len(options) != 1:
-        return shuffles.get(value)
-    only = options[0]
-    if isinstance(only, Item):
-        if drawn := _find_drawn(only.index):
-            return _Order(drawn, only.base)
-        if _draws_order(only.base):
-            return _Order(only.base)
-    elif _draws_order(only):
-        return _Order(only, only.argument(0, ""))
-    inner = _unwrap(only)
-    return None if inner is None else _find_order(inner, shuffles)
-
-
-def _find_root(value: Value | None) -> Value | None:
-    """Return the samples of which a value is a slice, or a copy of another type or shape."""
-    match options_of(value):
-        case (only,):
-            inner = _unwrap(only)
-            return only if inner is None else _find_root(inner)
-    return None
-
-
-def _unwrap(value: Value) -> Value | None:
-    """Undo the last step of what `_find_root` undoes; None if there is none."""
-    match value:
-        case Item(index=Collection()):
-            return None  # columns
-        case Attribute(base, "values"):
-            return base
-    return base_of(value, _CONVERSIONS)
-
-
-def _find_drawn(index: Value | None) -> Call | None:
-    """Return the call that drew an index, or of which it is a slice."""
-    while index is not None and not _draws_order(index):
-        index = _unwrap(index)
-    return index
-
-
-def _draws_order(value: Value) -> TypeGuard[Call]:
-    """Return whether a value is a call that brings what it is given into a new order."""
-    if not isinstance(value, Call) or value.keywords.keys() & {"random_state", "generator"}:
-        return False
-    is_alone = len(value.args) == 1 and "shuffle" not in value.keywords
-    return (
-        value.path in _ORDERS
-        or (value.name == "permutation" and is_made_by(value.receiver, *_GENERATORS))
-        or (value.path in ("sklearn.utils.shuffle", _SPLIT) and is_alone)
-        or (value.name == "sample" and getattr(value.keywords.get("frac"), "value", 0) == 1)
-    )
 
 
 def _may_share_state(trace: Trace, first: Call, second: Call) -> bool:
     """Return whether a generator may have been set back between two calls."""
     calls = [call for _, call in trace.calls]
     places = sorted(index for index, call in enumerate(calls) if call in (first, second))
-    if len(places) != 2:
-        return True
-    return any(_SEEDS.search(call.path) for call in calls[places[0] + 1 : places[1]])
+    between = calls[slice(*places)]
+    return len(places) != 2 or any(_SEEDS.search(call.path) for call in between[1:])
 
 
-def _keep_order(trace: Trace, labels: Value | None, order: _Order) -> bool:
+def _keep_order(trace: Trace, labels: Value | None, order: SampleOrder) -> bool:
     """Return whether labels certainly have the order in which their inputs were before a shuffle.
 
     Args:
@@ -243,7 +141,7 @@ def _keep_order(trace: Trace, labels: Value | None, order: _Order) -> bool:
         labels: that belong to the inputs.
         order: of the inputs.
     """
-    inputs, root = _find_root(order.before), _find_root(labels)
+    inputs, root = find_root(order.before), find_root(labels)
     if inputs is None or root is None or not _belong_together(inputs, root):
         return False
     events = trace.events[: trace.index(order.event)] if order.event else []
@@ -269,29 +167,26 @@ def _is_computed_from(value: Value, source: Value) -> bool:
 
     What depends on the size only, or on all samples together, has no order of samples.
     """
-    for part in traverse_inputs(value, _MOST_PARTS, stop_at=_is_size):
+    for part in traverse_inputs(value, _MOST_PARTS, stop_at=_gives_size):
         if part is source:
             return True
-        if isinstance(part, Call) and part.name in _MIXES:
-            dim = getattr(dim_of(part), "value", 0)
-            if type(dim) is not int or dim == 0:
-                return False
+        if isinstance(part, Call) and mixes_samples(part) is not False:
+            return False
     return False
 
 
-def _is_size(value: Value) -> bool:
-    is_attribute = isinstance(value, Attribute) and value.name in ("shape", "device", "dtype")
-    return is_attribute or (isinstance(value, Call) and bool(_SIZES.search(value.name)))
+def _gives_size(value: Value) -> bool:
+    return bool(_SIZES.search(getattr(value, "name", "")))
 
 
-def _may_order(event: Event, order: _Order, labels: Value) -> bool:
+def _may_order(event: Event, order: SampleOrder, labels: Value) -> bool:
     """Return whether an event may bring labels into an order, or write others into them."""
     if event.kind == "store" and event.base is not None:
-        return _find_root(event.base) is labels
-    roots = [_find_root(given) for given in event.call.inputs] if event.call else []
+        return find_root(event.base) is labels
+    roots = [find_root(given) for given in event.call.inputs] if event.call else []
     is_index = order.before is not order.call.argument(0, "")  # not the shuffled samples
     is_indexed = is_index and order.call in roots
-    return labels in roots and (is_indexed or _shuffled_by(event.call) is not None)
+    return labels in roots and (is_indexed or shuffled_by(event.call) is not None)
 
 
 @dataclass
@@ -299,14 +194,12 @@ class _Labels(Pass):
     """The labels of a loader.
 
     Attributes:
-        value: of the first.
-        samples: that were seen with it.
-        is_constant: whether all have this value.
+        values: the least and the largest of each batch.
+        samples: that were seen.
     """
 
-    value: float | None = None
+    values: set[float] = field(default_factory=set)
     samples: int = 0
-    is_constant: bool = True
 
 
 class LabelsDoNotMatchWatcher(Watcher):
@@ -327,37 +220,29 @@ class LabelsDoNotMatchWatcher(Watcher):
 
     def on_batch(self, run: Script, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
         seen = self._labels.get(loader)
-        if seen is None or (seen.trained and not seen.is_constant):
+        if seen is None or (seen.trained and len(seen.values) > 1):
             return
         seen.begin_batch(run)
         labels = find_labels(batch)
         if labels is None or labels.is_floating_point() or labels.device.type != "cpu":
-            seen.is_constant = False
-        elif seen.is_constant:
-            low, high = map(float, labels.aminmax())
-            seen.value = low if seen.value is None else seen.value
-            seen.is_constant = low == high == seen.value
+            seen.values |= {-math.inf, math.inf}  # it is not known
+        elif len(seen.values) < 2:
+            seen.values |= set(map(float, labels.aminmax()))
             seen.samples += len(labels)
 
     def on_call(self, run: Script, call: TorchCall) -> None:
         target, is_open = call["target"].detach(), len(self._targets) < _MOST_TARGETS
         is_classifier = name_origin(call["input"]) in LINEAR
         if is_open and is_classifier and target.numel() and not target.is_floating_point():
-            import torch
-
-            self._targets.append(torch.stack(target.aminmax()))
+            self._targets += target.aminmax()
 
     def observe(self, run: Script) -> Iterator[Problem]:
         trained = [seen for seen in self._found if seen.trained]
-        if len({(seen.is_constant, seen.value) for seen in trained}) != 1:
-            return
-        seen = trained[0]
-        is_used = len(self._targets) >= _FEWEST_TARGETS and all(
-            target.tolist() == [seen.value] * 2 for target in self._targets
-        )
-        if seen.is_constant and is_used and seen.samples >= _FEWEST_SAMPLES:
-            yield seen.report(
-                f"All labels of {seen.samples} samples are {seen.value:g}, so there is nothing to "
-                "distinguish.",
-                {"samples": seen.samples, "label": seen.value},
-            )
+        values = set(map(float, self._targets)).union(*(seen.values for seen in trained))
+        for seen in trained[:1] if len(self._targets) >= _FEWEST_TARGETS else ():
+            if len(values) == 1 and seen.samples >= _FEWEST_SAMPLES:
+                yield seen.report(
+                    f"All labels of {seen.samples} samples are {min(values):g}, so there is "
+                    "nothing to distinguish.",
+                    {"samples": seen.samples, "label": min(values)},
+                )

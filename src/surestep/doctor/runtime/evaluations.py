@@ -82,7 +82,7 @@ class EvaluationWatcher(Watcher):
                 current.location, current.model = run.locate(), model
                 for output in outputs:
                     if output.requires_grad:
-                        output.register_hook(current.see_gradient)
+                        output.register_hook(current.see_gradient)  # type: ignore[no-untyped-call]
 
     def after_loader(self, run: Script, loader: DataLoader[Any]) -> None:
         self._end(run)

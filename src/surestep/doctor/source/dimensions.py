@@ -27,6 +27,10 @@ Shape = tuple[int | None, ...]
 _MAX_DEPTH = 30
 _MAX_VALUES = 300  # that one shape depends on
 _CREATIONS = frozenset("randn rand zeros ones empty full randint normal".split())
+_MIXES = frozenset(
+    "max min amax amin argmax argmin mean sum prod norm std var median mode quantile sort argsort "
+    "topk unique cumsum cumprod flip roll logsumexp softmax nanmean nansum nanstd ptp".split()
+)
 _RANGES = frozenset("arange linspace randperm".split())
 _COPIES = frozenset(("tensor", "as_tensor", "from_numpy", "FloatTensor", "Tensor", "LongTensor"))
 KEEPS_SHAPE = frozenset(
@@ -62,6 +66,19 @@ def dim_of(call: Call, position: int = 0) -> Value | None:
         position: of the dimension among the arguments that follow the tensor.
     """
     return call.keywords.get("axis") or option_of(call, "dim", position)
+
+
+def mixes_samples(call: Call) -> bool | None:
+    """Return whether a function or a method is over the first dimension, that of the samples.
+
+    Such are the mean, the order and the softmax of samples. It is False for functions of one
+    sample, and for an unknown dimension; None if no dimension is given.
+    """
+    if call.name not in _MIXES:
+        return False
+    dim = dim_of(call)
+    dims = dim.elements if isinstance(dim, Collection) else [dim]
+    return None if dim is None else any(isinstance(d, Constant) and d.value == 0 for d in dims)
 
 
 def count_samples(dataset: Value | None) -> int | None:

@@ -296,7 +296,7 @@ def base_of(value: Value, names: Container[str]) -> Value | None:
 
     Args:
         value: of the script.
-        names: of the functions and methods that make a view or a copy, such as "reshape".
+        names: of the functions, methods and attributes that make a view or a copy: "reshape".
     """
     match value:
         case Item(base=base, index=index):
@@ -305,6 +305,8 @@ def base_of(value: Value, names: Container[str]) -> Value | None:
             return base if is_range else None
         case Call() if value.name in names:
             return tensor_of(value)
+        case Attribute(base=base, name=name) if name in names:
+            return base
     return None
 
 
@@ -317,15 +319,6 @@ def option_of(call: Call, name: str, position: int = 0) -> Value | None:
         position: among the arguments that follow the tensor.
     """
     return call.argument(position + (not call.is_method), name)
-
-
-def iter_outputs(value: Value | None) -> Iterator[Value]:
-    """Yield what a model of the project returns, through its calls, for each option of a value."""
-    for option in options_of(value):
-        if isinstance(option, Call) and option.result is not None:
-            yield from iter_outputs(option.result)
-        else:
-            yield option
 
 
 def is_without_grad(event: Event) -> bool:
