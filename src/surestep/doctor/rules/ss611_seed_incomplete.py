@@ -46,6 +46,7 @@ from collections.abc import Iterator
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.source.modules import contains, has_parameters, models_of
+from surestep.doctor.source.orders import draws_order, has_generator, shuffled_by
 from surestep.doctor.source.trace import Event, Program, Trace
 from surestep.doctor.source.training import describe, find_actions, is_optimizer
 from surestep.doctor.source.values import Call, Constant
@@ -53,8 +54,6 @@ from surestep.doctor.source.values import Call, Constant
 SEVERITY = "warning"
 FIX = "Seed torch, NumPy and random with the same number at the start of the script."
 _TORCH_SEEDS = ("torch.manual_seed", "torch.random.manual_seed")
-_SPLIT = "sklearn.model_selection.train_test_split"
-_DRAWS = ("numpy.random.permutation", "numpy.random.shuffle", "random.shuffle", _SPLIT)
 _SAMPLES = frozenset(
     f"numpy.random.{name}"
     for name in "rand randn randint random random_sample normal uniform lognormal binomial poisson "
@@ -148,10 +147,8 @@ def _has_other_weights(events: list[Event]) -> bool:
 
 def _draws(call: Call) -> bool:
     """Return whether a call draws an order from the global generator of NumPy or `random`."""
-    if call.path == _SPLIT:
-        options = ("random_state", "shuffle")
-        return not call.has_unknown_arguments and not any(n in call.keywords for n in options)
-    return call.path in _DRAWS
+    is_global = not call.path.startswith("torch.") and not has_generator(call)
+    return is_global and (draws_order(call) or shuffled_by(call) is not None)
 
 
 def _is_in_class(event: Event) -> bool:
