@@ -55,11 +55,12 @@ from typing import TYPE_CHECKING
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.parameters import iter_parameters
 from surestep.doctor.runtime.unheld import Unheld
+from surestep.doctor.source.evaluation import find_forwards
 from surestep.doctor.source.modules import (
     contains,
-    find_model_calls,
     has_parameters,
     models_of,
+    traverse_inputs,
 )
 from surestep.doctor.source.trace import Event, Program, Trace
 from surestep.doctor.source.training import (
@@ -104,10 +105,11 @@ def _find_other_model(trace: Trace, actions: list[Action], step: Action) -> Iter
         if action.kind == "backward" and action.event.loops == step.event.loops:
             if action.target is None:
                 return
-            calls = find_model_calls(action.target)
-            if not calls:
+            parts = set(traverse_inputs(action.target))
+            models = [c.receiver for _, c in find_forwards(trace) if c in parts and c.receiver]
+            if not models:
                 return
-            used.extend(call.receiver for call in calls if call.receiver is not None)
+            used.extend(models)
     known = [strip(value) for value in (*held, *used)]
     if not held or not used or not all(_is_new(value) for value in known):
         return

@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING, Any
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.origins import PROBABILITIES, find_origin, name_node, skip_reshapes
 from surestep.doctor.runtime.tally import LineTally
-from surestep.doctor.runtime.values import may_be_log_probabilities, may_be_probabilities
+from surestep.doctor.runtime.values import may_be_probabilities
 from surestep.doctor.source.losses import Loss, find_losses, find_trained
 from surestep.doctor.source.outputs import Outputs
 from surestep.doctor.source.trace import Program
@@ -148,7 +148,7 @@ def _holds_log_probabilities(tensor: Tensor) -> bool:
     """Return whether a softmax and a logarithm made a tensor, or may have done so."""
     if tensor.grad_fn is not None:
         return _is_log(tensor.grad_fn)
-    return may_be_log_probabilities(tensor, -1)
+    return may_be_probabilities(tensor, -1, is_log=True)
 
 
 def _is_log(node: Any) -> bool:

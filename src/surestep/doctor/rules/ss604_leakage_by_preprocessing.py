@@ -46,14 +46,14 @@ Right:
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator
 from itertools import product
 from typing import NamedTuple
 
-from surestep.doctor.problem import Problem, at_event, at_node
-from surestep.doctor.source.dimensions import dim_of
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.dimensions import mixes_samples
+from surestep.doctor.source.operators import find_operations
 from surestep.doctor.source.splits import (
     DataSplit,
     argument_text,
@@ -64,20 +64,8 @@ from surestep.doctor.source.splits import (
     is_training_part,
 )
 from surestep.doctor.source.trace import Event, Program, Trace
-from surestep.doctor.source.training import describe, is_made_by, is_same, options_of, tensor_of
-from surestep.doctor.source.values import (
-    Call,
-    Collection,
-    Constant,
-    Element,
-    Instance,
-    Item,
-    Operation,
-    Value,
-    is_made_from,
-    last_name,
-    walk,
-)
+from surestep.doctor.source.training import describe, is_made_by, options_of, tensor_of
+from surestep.doctor.source.values import Call, Element, Item, Operation, Value, last_name, walk
 
 SEVERITY = "error"
 FIX = "Split first, fit on the training part only, and transform the others; or use a Pipeline."
@@ -98,30 +86,38 @@ _MODEL_CALLS = frozenset(  # which get samples to learn or to answer
     "fit partial_fit fit_predict predict predict_proba decision_function score tensor as_tensor "
     "from_numpy Tensor FloatTensor TensorDataset DataLoader DMatrix Dataset Pool () train".split()
 )
-_SUBSET = re.compile(r"train|mask|idx|index|==|<|>|:\s*\w", re.IGNORECASE)
 _CENTERS = ("mean", "nanmean", "min", "amin")
 _SCALES = ("std", "nanstd", "max", "amax", "ptp", "var")
 _TRANSPOSES = ("T", "mT", "transpose", "permute", "swapaxes", "moveaxis")
 _MOST_PARTS = 50  # of an expression
-_MOST_SOURCES = 300  # of samples
 
 
 class _Use(NamedTuple):
-    """Samples that were transformed by what was learned from samples.
+    """Samples that were transformed by what was learned.
 
     Attributes:
         made: the result.
-        given: the samples.
-        source: what was learned from.
-        text: its expression.
-        is_whole: whether the samples are the source.
+        given: the samples; None if they are what was learned from.
     """
 
     made: Value
-    given: Value
+    given: Value | None = None
+
+
+class _Learned(NamedTuple):
+    """Statistics of samples.
+
+    Attributes:
+        event: the call that learns them; of several by hand, the first.
+        source: the samples.
+        text: their expression.
+        uses: what they transform.
+    """
+
+    event: Event
     source: Value
     text: str
-    is_whole: bool = True
+    uses: list[_Use]
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -130,106 +126,77 @@ def check(program: Program) -> Iterator[Problem]:
         splits = find_splits(trace)
         fits = [(event, call) for event, call in trace.calls if splits and _learns(call)]
         yield from _check_refits(trace, splits, fits)
-        for fit, call in fits:
-            uses = list(_find_uses(trace, fit, call))
-            if leak := next(_find_leaks(trace, splits, fit, uses), None):
-                message = f"`{fit.text}` learns from all samples, and line {leak[0]} {leak[1]}."
-                yield at_event(fit, message, split_line=leak[0])
-        reported: set[Value] = set()
-        for event, statistic, use in _find_standardizations(trace) if splits else ():
-            leak = next(_find_leaks(trace, splits, event, [use]), None)
-            if leak and statistic not in reported:
-                reported.add(statistic)
-                yield at_node(
-                    use.made.node or event.node,
-                    use.made.file or event.file,
-                    f"`{describe(statistic)}` is computed from all samples, also from those that "
-                    f"line {leak[0]} keeps for an evaluation.",
-                    {"split_line": leak[0]},
-                )
+        fitted = [_find_fit(trace, event, call) for event, call in fits]
+        reported: set[Event] = set()
+        for learned in (*fitted, *_find_standardizations(trace)) if splits else ():
+            event, leak = learned.event, _find_leak(trace, splits, learned)
+            if leak is not None and event not in reported:
+                reported.add(event)
+                is_later = trace.index(leak) >= trace.index(event)
+                aim = "afterwards" if is_later else "for an evaluation"
+                text = f"`{event.text}` learns from all samples, and line {leak.line} splits them"
+                yield at_event(event, f"{text} {aim}.", split_line=leak.line)
 
 
-def _find_leaks(
-    trace: Trace, splits: list[DataSplit], event: Event, uses: list[_Use]
-) -> Iterator[tuple[int | None, str]]:
-    """Yield the lines that split what an event learned from, and what they do with it."""
-    uses = [use for use in uses if not is_training_part(use.source, use.text)]
-    own = uses if event.call and event.call.name == "fit" else uses[:1]
-    for split, use in product(splits, own):
-        is_later = trace.index(split.event) >= trace.index(event)
-        if is_later and (_holds(split, use, trace) if use.is_whole else _is_of_part(use, split)):
-            yield split.event.line, "splits them afterwards"
-    for split, use in product(splits, uses):
-        if _is_of_part(use, split) and _is_learned_from(trace, use.made):
-            yield split.event.line, "splits them for an evaluation"
-
-
-def _is_of_part(use: _Use, split: DataSplit) -> bool:
-    """Return whether a part of what was learned from is transformed."""
-    return split.is_of(use.source) and split.has_part(use.given)
+def _find_leak(trace: Trace, splits: list[DataSplit], learned: _Learned) -> Event | None:
+    """Return what splits samples that were learned from, of which a part evaluates a model."""
+    if is_training_part(learned.source, learned.text):
+        return None
+    for split, use in product(splits, learned.uses):
+        is_later = trace.index(split.event) >= trace.index(learned.event)
+        if use.given is None:
+            is_leak = is_later and use.made in split.list_parts(trace)
+        else:
+            is_leak = split.is_of(learned.source) and split.has_part(use.given)
+            is_leak = is_leak and (is_later or _is_learned_from(trace, use.made))
+        if is_leak:
+            return split.event
+    return None
 
 
 def _check_refits(
     trace: Trace, splits: list[DataSplit], fits: list[tuple[Event, Call]]
 ) -> Iterator[Problem]:
     """Find what learned from a part for training, and learns from one for evaluation again."""
+    others = [other for _, other in fits if is_training_name(argument_text(other))]
     for fit, call in fits:
         is_for_evaluation = is_held_out(argument_text(call).partition("[")[0])
-        if call.name in _FITS and is_for_evaluation and _is_learned_from(trace, call):
-            own = [split for split in splits if split.has_part(call.args[0])]
-            others = [other for _, other in fits if is_training_name(argument_text(other))]
-            if any(
-                _is_same_learner(call.receiver, other.receiver) and split.has_part(other.args[0])
-                for split, other in product(own, others)
-            ):
+        is_refit = call.name in _FITS and is_for_evaluation and _is_learned_from(trace, call)
+        alike = [other for other in others if is_refit and _find_name(other) == _find_name(call)]
+        for split, other in product(splits, alike):
+            if split.has_part(call.args[0]) and split.has_part(other.args[0]):
                 text = "learns from samples for evaluation, so their features are not transformed"
                 yield at_event(fit, f"`{describe(call)}` {text} as those for training.")
+                break
 
 
-def _is_same_learner(a: Value | None, b: Value | None) -> bool:
-    """Return whether objects that learn are the same, or made by the same call."""
-    is_alike = isinstance(a, Call) and isinstance(b, Call) and a.path == b.path
-    return is_alike or _find_learner(a) is _find_learner(b)
+def _find_name(fit: Call) -> str:
+    return last_name(_find_learner(fit.receiver))
 
 
-def _find_uses(trace: Trace, fit: Event, call: Call) -> Iterator[_Use]:
-    """Yield what a preprocessing transforms until it learns again, and the folds of its result."""
+def _find_fit(trace: Trace, fit: Event, call: Call) -> _Learned:
+    """Return what a call learns, with its uses until it learns again, and folds of its result."""
     source, text, learner = call.args[0], argument_text(call), _find_learner(call.receiver)
-    if call.name != "fit":
-        yield _Use(call, source, source, text)
+    uses = [] if call.name == "fit" else [_Use(call)]
     for event in trace.events[trace.index(fit) + 1 :]:
         other = event.call
         if other is not None and other.is_method and _find_learner(other.receiver) is learner:
             given = other.argument(0, "X")
             if other.name in ("fit", *_FITS):
-                return
+                break
             if other.name == "transform" and given is not None:
-                is_whole = is_same(given, source) or argument_text(other) == text
-                yield _Use(other, given, source, text, is_whole)
+                is_whole = is_same_data(given, source) or argument_text(other) == text
+                uses.append(_Use(other, None if is_whole else given))
         for value in (event.value, *event.value.inputs) if call.name == "fit_transform" else ():
-            if isinstance(value, Item) and is_made_from(value.base, call):
-                yield _Use(value, value, source, text, is_whole=False)
-
-
-def _holds(split: DataSplit, use: _Use, trace: Trace) -> bool:
-    """Return whether the data of a split was made from a result, or the result was stored in it."""
-    parts = [part for data in split.data for part in walk(data)]
-    for dataset in [part for part in parts if isinstance(part, Instance)]:
-        parts += [part for value in dataset.attributes.values() for part in walk(value)]
-    if use.made in parts:
-        return True
-    for event in trace.events[: trace.index(split.event)]:
-        table = event.base if event.kind == "store" else None
-        if table is not None and is_made_from(event.value, use.made):
-            is_rows = last_name(table) in ("loc", "iloc") and table.inputs  # `df.loc[...] = ...`
-            return not _SUBSET.search(use.text) and (table.inputs[0] if is_rows else table) in parts
-    return False
+            if isinstance(value, Item) and call in walk(value.base):
+                uses.append(_Use(value, value))
+    return _Learned(fit, source, text, uses)
 
 
 def _is_learned_from(trace: Trace, samples: Value) -> bool:
     """Return whether a model or a dataset gets samples; what is transformed may only be shown."""
     return not isinstance(samples, Call) or any(
-        call.name in _MODEL_CALLS and any(is_made_from(given, samples) for given in call.inputs)
+        call.name in _MODEL_CALLS and call is not samples and samples in walk(call)
         for _, call in trace.calls
     )
 
@@ -246,10 +213,9 @@ def _learns(call: Call) -> bool:
 
 
 def _has_statistics(made: Value) -> bool:
-    match made:
-        case Call(keywords={"strategy": Constant("constant")}):
-            return False
-    return bool(re.fullmatch(_LEARNERS, last_name(made))) and is_made_by(made, *_LIBRARIES)
+    is_learner = re.fullmatch(_LEARNERS, last_name(made)) and is_made_by(made, *_LIBRARIES)
+    # A SimpleImputer(strategy="constant") learns nothing.
+    return bool(is_learner) and all(getattr(p, "value", "") != "constant" for p in made.inputs)
 
 
 def _find_learner(value: Value | None) -> Value | None:
@@ -259,53 +225,34 @@ def _find_learner(value: Value | None) -> Value | None:
     return value
 
 
-def _find_standardizations(trace: Trace) -> Iterator[tuple[Event, Value, _Use]]:
-    """Yield where features are standardized, as in `(X - X.mean(0)) / X.std(0)`, by which center.
+def _find_standardizations(trace: Trace) -> Iterator[_Learned]:
+    """Yield where features are standardized, as in `(X - X.mean(0)) / X.std(0)`.
 
     Statistics of each sample, of one sample or file after another, and of data that is transposed
     are left out.
     """
-    seen: set[Value] = set()
-    repeated = {call for event, call in trace.calls if event.loops}
-    for event in trace.events:
-        parts = list(walk(event.value, _MOST_PARTS)) if event.kind in ("store", "call") else []
-        if any(last_name(part) in _TRANSPOSES for part in parts):
-            continue
-        for part in parts:
-            match part:
-                case Operation("/", (Operation("-", (given, center)), scale)) if part not in seen:
-                    seen.add(part)
-                    is_scaled = any(_source_of(p, _SCALES) for p in walk(scale, _MOST_PARTS))
-                    for statistic in options_of(center) if is_scaled else ():
-                        source = _source_of(statistic, _CENTERS)
-                        if source is not None and not _is_one_of_many(source, repeated):
-                            is_whole = is_same_data(given, source)
-                            use = _Use(part, given, source, _text_of(statistic), is_whole)
-                            yield event, statistic, use
+    events: dict[Value, Event] = {call: event for event, call in trace.calls}
+    for part in dict.fromkeys(p for e in trace.events for p in find_operations(e.value)):
+        match part:
+            case Operation("/", (Operation("-", (given, center)), scale)):
+                is_scaled = any(_source_of(p, _SCALES) for p in walk(scale, _MOST_PARTS))
+                for call in options_of(center) if is_scaled else ():
+                    source = _source_of(call, _CENTERS)
+                    if source is not None and _is_of_all(source, events):
+                        use = _Use(part, None if is_same_data(given, source) else given)
+                        yield _Learned(events[call], source, events[call].text, [use])
 
 
-def _is_one_of_many(samples: Value, repeated: set[Call]) -> bool:
-    parts = walk(samples, _MOST_SOURCES)
-    return any(isinstance(part, Element) or part in repeated for part in parts)
+def _is_of_all(samples: Value, events: dict[Value, Event]) -> bool:
+    """Return whether samples are neither one after another, nor transposed."""
+    return not any(
+        isinstance(p, Element) or last_name(p) in _TRANSPOSES or (p in events and events[p].loops)
+        for p in walk(samples)
+    )
 
 
 def _source_of(statistic: Value, names: tuple[str, ...]) -> Value | None:
     """Return the samples that a value is a statistic of; None if it is not one of each feature."""
-    if not isinstance(statistic, Call) or statistic.name not in names:
-        return None
-    axis, source = dim_of(statistic), tensor_of(statistic)
-    if axis is None:  # the statistics of a table of pandas are those of its columns
-        parts = [] if source is None else list(walk(source, _MOST_PARTS))
-        is_array = any(last_name(part) in ("values", "to_numpy") for part in parts)
-        return None if is_array or not any(is_made_by(p, "pandas.") for p in parts) else source
-    axes = axis.elements if isinstance(axis, Collection) else [axis]
-    is_over_samples = any(isinstance(entry, Constant) and entry.value == 0 for entry in axes)
-    return source if is_over_samples else None
-
-
-def _text_of(statistic: Value) -> str:
-    """Return the expression of what a statistic is of, such as "X" in `X.mean(0)`."""
-    match statistic:
-        case Call(is_method=True, node=ast.Call(func=ast.Attribute(value=samples))):
-            return ast.unparse(samples)
-    return argument_text(statistic) if isinstance(statistic, Call) else ""
+    if isinstance(statistic, Call) and statistic.name in names and mixes_samples(statistic):
+        return tensor_of(statistic)
+    return None

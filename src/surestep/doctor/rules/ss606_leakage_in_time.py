@@ -59,9 +59,9 @@ from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.runtime.uses import BatchUses
 from surestep.doctor.source.loaders import method_of
 from surestep.doctor.source.nodes import find_names
-from surestep.doctor.source.splits import find_splits
+from surestep.doctor.source.splits import DataSplit, find_splits
 from surestep.doctor.source.trace import Program, SourceLoop, Trace
-from surestep.doctor.source.values import Collection, Instance, Item, Value, walk
+from surestep.doctor.source.values import Collection, Instance, Item
 from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
@@ -87,8 +87,7 @@ def check(program: Program) -> Iterator[Problem]:
     """Find random splits of windows that overlap."""
     for trace in program.traces:
         for split in find_splits(trace):
-            found = (w for data in split.data for w in _find_windows(data, trace))
-            windows = next(found, "") if split.is_random else ""
+            windows = next(_find_windows(split, trace), "") if split.is_random else ""
             if windows:
                 yield at_event(
                     split.event,
@@ -96,9 +95,9 @@ def check(program: Program) -> Iterator[Problem]:
                 )
 
 
-def _find_windows(data: Value, trace: Trace) -> Iterator[str]:
+def _find_windows(split: DataSplit, trace: Trace) -> Iterator[str]:
     """Yield a description of each collection of overlapping windows that data was made from."""
-    for value in walk(data):
+    for value in split.list_parts(trace):
         if isinstance(value, Collection) and _is_made_of_windows(value, trace):
             yield f"the overlapping windows of line {value.line}"
         elif isinstance(value, Instance) and _yields_windows(value):

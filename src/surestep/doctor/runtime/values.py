@@ -37,22 +37,19 @@ def read_part(tensor: Tensor, most: int) -> Tensor:
     return values[:most]
 
 
-def may_be_probabilities(tensor: Tensor, dim: int) -> bool:
+def may_be_probabilities(tensor: Tensor, dim: int, *, is_log: bool = False) -> bool:
     """Return whether the values of a tensor of the CPU are at least 0 and sum to 1 over `dim`.
 
     It is False for a large tensor, and for one of another device, for which reading would wait.
+
+    Args:
+        tensor: of the script.
+        dim: of the classes.
+        is_log: whether the values are logarithms.
     """
-    if not _can_read(tensor) or tensor.shape[dim] < 2:
-        return False
-    is_one = (tensor.sum(dim) - 1).abs().amax() < _ROUNDING
-    return bool(is_one) and bool(tensor.amin() >= 0)
-
-
-def may_be_log_probabilities(tensor: Tensor, dim: int) -> bool:
-    """Return whether the exponentials of a tensor sum to 1 over `dim`, as above."""
-    return _can_read(tensor) and may_be_probabilities(tensor.exp(), dim)
-
-
-def _can_read(tensor: Tensor) -> bool:
     is_small = tensor.device.type == "cpu" and 0 < tensor.numel() <= _MOST_VALUES
-    return is_small and tensor.dim() > 1 and tensor.is_floating_point()
+    if not is_small or not tensor.is_floating_point() or tensor.dim() < 2 or tensor.shape[dim] < 2:
+        return False
+    values = tensor.exp() if is_log else tensor
+    is_one = (values.sum(dim) - 1).abs().amax() < _ROUNDING
+    return bool(is_one) and bool(values.amin() >= 0)

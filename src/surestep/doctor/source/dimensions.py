@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from surestep.doctor.source.loaders import find_loader_call, gives_batches
-from surestep.doctor.source.training import option_of, options_of, tensor_of
+from surestep.doctor.source.training import is_made_by, option_of, options_of, tensor_of
 from surestep.doctor.source.values import (
     Attribute,
     Call,
@@ -20,6 +20,8 @@ from surestep.doctor.source.values import (
     Item,
     Operation,
     Value,
+    last_name,
+    walk,
 )
 
 Shape = tuple[int | None, ...]
@@ -31,6 +33,7 @@ _MIXES = frozenset(
     "max min amax amin argmax argmin mean sum prod norm std var median mode quantile sort argsort "
     "topk unique cumsum cumprod flip roll logsumexp softmax nanmean nansum nanstd ptp".split()
 )
+_MOST_PARTS = 50  # of an expression
 _RANGES = frozenset("arange linspace randperm".split())
 _COPIES = frozenset(("tensor", "as_tensor", "from_numpy", "FloatTensor", "Tensor", "LongTensor"))
 KEEPS_SHAPE = frozenset(
@@ -72,13 +75,17 @@ def mixes_samples(call: Call) -> bool | None:
     """Return whether a function or a method is over the first dimension, that of the samples.
 
     Such are the mean, the order and the softmax of samples. It is False for functions of one
-    sample, and for an unknown dimension; None if no dimension is given.
+    sample, and for an unknown dimension; None if all dimensions are mixed, as none is given.
     """
     if call.name not in _MIXES:
         return False
-    dim = dim_of(call)
+    dim, source = dim_of(call), tensor_of(call)
+    if dim is None:  # the statistics of a table of pandas are those of its columns
+        parts = [] if source is None else list(walk(source, _MOST_PARTS))
+        is_array = any(last_name(part) in ("values", "to_numpy") for part in parts)
+        return True if not is_array and any(is_made_by(p, "pandas.") for p in parts) else None
     dims = dim.elements if isinstance(dim, Collection) else [dim]
-    return None if dim is None else any(isinstance(d, Constant) and d.value == 0 for d in dims)
+    return any(isinstance(d, Constant) and d.value == 0 for d in dims)
 
 
 def count_samples(dataset: Value | None) -> int | None:

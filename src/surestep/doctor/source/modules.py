@@ -169,15 +169,6 @@ def traverse_inputs(
             waiting.extend(() if stop_at is not None and stop_at(found) else found.inputs)
 
 
-def find_model_calls(value: Value) -> list[Call]:
-    """Return the calls of modules that a value was made from; those inside a module are not."""
-    return [
-        found
-        for found in traverse_inputs(value)
-        if isinstance(found, Call) and found.path == "()" and is_named_model(found.receiver)
-    ]
-
-
 def models_of(optimizer: Value | None) -> list[Value]:
     """Return the modules whose `parameters()` an optimizer was given."""
     models: list[Value] = []

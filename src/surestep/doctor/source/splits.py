@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from surestep.doctor.source.trace import Event, Trace, once_per_trace
 from surestep.doctor.source.training import is_made_by, is_same
-from surestep.doctor.source.values import Call, Item, Value, is_made_from, walk
+from surestep.doctor.source.values import Call, Instance, Item, Value, is_made_from, last_name, walk
 
 _SELECTION = "sklearn.model_selection."
 _CROSS_VALIDATIONS = frozenset(
@@ -17,6 +17,7 @@ _CROSS_VALIDATIONS = frozenset(
 )
 _SEARCHES = ("GridSearchCV", "RandomizedSearchCV", "HalvingGridSearchCV", "HalvingRandomSearchCV")
 _HELD_OUT = re.compile(r"(^|_)(test|val|valid|validation|eval|holdout)(_|\d|$)", re.IGNORECASE)
+_SUBSET = re.compile(r"train|mask|idx|index|==|<|>|:\s*\w", re.IGNORECASE)
 _TRAINING = re.compile(r"(^|[^a-z])(train|training|tr)([^a-z]|$)", re.IGNORECASE)
 
 
@@ -37,6 +38,18 @@ class DataSplit:
     def is_of(self, data: Value) -> bool:
         """Return whether data, or the same columns of it, are split."""
         return any(is_same_data(data, given) for given in self.data)
+
+    def list_parts(self, trace: Trace) -> list[Value]:
+        """Return all that the data was made from, and what its datasets and tables hold."""
+        parts = [part for data in self.data for part in walk(data)]
+        held = [v for p in parts if isinstance(p, Instance) for v in p.attributes.values()]
+        for event in trace.events[: trace.index(self.event)]:
+            if event.kind == "store" and event.base and event.target:
+                is_rows = last_name(event.base) in ("loc", "iloc") and event.base.inputs
+                table = event.base.inputs[0] if is_rows else event.base  # `df.loc[...] = ...`
+                if table in parts and not _SUBSET.search(ast.unparse(event.target)):
+                    held.append(event.value)
+        return [*parts, *(part for value in held for part in walk(value))]
 
     def has_part(self, value: Value) -> bool:
         """Return whether a value is a part that the split gives, or what its indices select."""
