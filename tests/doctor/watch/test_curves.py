@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from surestep.doctor.runtime.losses import CurveWatcher
+from surestep.doctor.runtime.loss_curves import CurveWatcher
 from surestep.doctor.watch.hooks import Monitor
 
 

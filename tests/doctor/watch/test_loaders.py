@@ -5,7 +5,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from surestep.doctor.rule import load_rules
-from surestep.doctor.runtime.schedules import ScheduleRecorder
+from surestep.doctor.runtime.schedule_recorder import ScheduleRecorder
 from surestep.doctor.watch.hooks import Monitor
 from surestep.doctor.watcher import Watcher
 

@@ -49,7 +49,7 @@ from typing import TYPE_CHECKING, Any
 from surestep.base.text import format_count
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.tally import Tally
-from surestep.doctor.runtime.values import read_part
+from surestep.doctor.runtime.tensors import read_part
 from surestep.doctor.runtime.windows import Window, WindowWatcher, has_gradient
 from surestep.doctor.source.steps import StepOrder, find_windows, is_zeroed_by
 from surestep.doctor.source.trace import Event, Program

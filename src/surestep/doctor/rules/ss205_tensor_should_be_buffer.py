@@ -55,7 +55,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from surestep.doctor.problem import Location, Problem, at_event
-from surestep.doctor.runtime.values import read_part
+from surestep.doctor.runtime.tensors import read_part
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.values import Call, Instance, Operation, Value
 from surestep.doctor.watcher import Script, TorchCall, Watcher

@@ -55,7 +55,7 @@ from surestep.base.text import format_count
 from surestep.doctor.problem import Location, Problem
 from surestep.doctor.runtime.parameters import iter_parameters
 from surestep.doctor.runtime.tally import Occurrence, Tally
-from surestep.doctor.runtime.values import read_part
+from surestep.doctor.runtime.tensors import read_part
 from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:

@@ -44,7 +44,7 @@ from typing import TYPE_CHECKING
 from surestep.doctor.problem import Location, Problem
 from surestep.doctor.runtime.parameters import iter_parameters
 from surestep.doctor.runtime.tally import Occurrence
-from surestep.doctor.runtime.values import read_part
+from surestep.doctor.runtime.tensors import read_part
 from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.parameters import iter_parameters
 from surestep.doctor.runtime.tally import Tally
-from surestep.doctor.runtime.values import read_part
+from surestep.doctor.runtime.tensors import read_part
 from surestep.doctor.source.modules import models_of
 from surestep.doctor.source.trace import Program, Trace
 from surestep.doctor.source.training import describe, find_actions, is_made_by, is_same, strip

@@ -40,7 +40,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from surestep.doctor.problem import Problem, at_event
-from surestep.doctor.runtime.schedules import ScheduleWatcher
+from surestep.doctor.runtime.schedule_recorder import ScheduleWatcher
 from surestep.doctor.source.schedules import is_schedule_of, is_stepped_without_arguments
 from surestep.doctor.source.steps import StepOrder
 from surestep.doctor.source.trace import Program

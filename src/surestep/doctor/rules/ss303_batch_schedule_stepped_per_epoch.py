@@ -52,7 +52,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from surestep.doctor.problem import Problem, at_event
-from surestep.doctor.runtime.schedules import ScheduleWatcher, Seen
+from surestep.doctor.runtime.schedule_recorder import ScheduleWatcher, Seen
 from surestep.doctor.source.schedules import creations, is_schedule_of
 from surestep.doctor.source.steps import StepOrder
 from surestep.doctor.source.trace import Program, SourceLoop

@@ -49,7 +49,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from surestep.doctor.problem import Problem
-from surestep.doctor.runtime.schedules import ScheduleWatcher
+from surestep.doctor.runtime.schedule_recorder import ScheduleWatcher
 from surestep.doctor.watcher import Script
 
 SEVERITY = "info"

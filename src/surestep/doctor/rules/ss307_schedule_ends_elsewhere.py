@@ -51,7 +51,7 @@ from typing import Any
 
 from surestep.doctor.limits import ABOVE_END, COMPLETE_SHARE
 from surestep.doctor.problem import Problem
-from surestep.doctor.runtime.schedules import ScheduleWatcher, Seen
+from surestep.doctor.runtime.schedule_recorder import ScheduleWatcher, Seen
 from surestep.doctor.watcher import Script
 
 SEVERITY = "info"

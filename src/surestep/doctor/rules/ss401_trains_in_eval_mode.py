@@ -56,8 +56,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import NOWHERE, Problem, at_event
-from surestep.doctor.runtime.modes import Switched, list_switched
-from surestep.doctor.runtime.modes import depends_on_mode as is_switched
+from surestep.doctor.runtime.mode_layers import Switched, list_switched
+from surestep.doctor.runtime.mode_layers import depends_on_mode as is_switched
 from surestep.doctor.source.evaluation import find_forwards
 from surestep.doctor.source.modes import find_lasting_switch, find_switch
 from surestep.doctor.source.modules import depends_on_mode, models_of, traverse_inputs

@@ -59,8 +59,8 @@ from typing import TYPE_CHECKING, Any
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.batches import list_tensors
 from surestep.doctor.runtime.evaluations import EvaluationWatcher
-from surestep.doctor.runtime.losses import MEAN_LOSSES
-from surestep.doctor.runtime.modes import is_norm, list_switched
+from surestep.doctor.runtime.loss_curves import MEAN_LOSSES
+from surestep.doctor.runtime.mode_layers import is_norm, list_switched
 from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.source.evaluation import (
     find_forwards,

@@ -52,7 +52,7 @@ from typing import TYPE_CHECKING, Any
 from surestep.doctor.problem import Location, Problem, at_event, at_node
 from surestep.doctor.runtime.graphs import attach_token, is_marked, take_marks
 from surestep.doctor.runtime.tally import LineTally
-from surestep.doctor.runtime.values import is_tensor
+from surestep.doctor.runtime.tensors import is_tensor
 from surestep.doctor.source.dimensions import dim_of, shape_of
 from surestep.doctor.source.losses import find_losses
 from surestep.doctor.source.modules import traverse_inputs

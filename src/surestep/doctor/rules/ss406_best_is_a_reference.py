@@ -57,7 +57,7 @@ from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Location, Problem, at_event
 from surestep.doctor.runtime.tally import Occurrence
-from surestep.doctor.runtime.values import is_tensor
+from surestep.doctor.runtime.tensors import is_tensor
 from surestep.doctor.source.trace import Branch, Event, Program, Trace
 from surestep.doctor.source.training import describe, find_actions, is_model
 from surestep.doctor.source.values import (

@@ -68,7 +68,7 @@ from collections.abc import Iterator
 
 from surestep.doctor.limits import UNHEALTHY
 from surestep.doctor.problem import Problem
-from surestep.doctor.runtime.losses import CurveWatcher
+from surestep.doctor.runtime.loss_curves import CurveWatcher
 from surestep.doctor.watcher import Script
 
 SEVERITY = "warning"

@@ -68,7 +68,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from surestep.doctor.problem import Location, Problem, at_event
-from surestep.doctor.runtime.losses import MEAN_LOSSES
+from surestep.doctor.runtime.loss_curves import MEAN_LOSSES
 from surestep.doctor.source.evaluation import find_forwards, has_training, is_measured
 from surestep.doctor.source.loaders import Loader, find_loader_of, find_loaders
 from surestep.doctor.source.trace import Program

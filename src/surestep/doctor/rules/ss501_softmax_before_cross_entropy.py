@@ -46,7 +46,7 @@ from collections.abc import Iterator
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.origins import name_origin
 from surestep.doctor.runtime.tally import LineTally
-from surestep.doctor.runtime.values import may_be_probabilities
+from surestep.doctor.runtime.tensors import may_be_probabilities
 from surestep.doctor.source.losses import find_losses
 from surestep.doctor.source.outputs import Outputs
 from surestep.doctor.source.trace import Program

@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING, Any
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.origins import PROBABILITIES, find_origin, name_node, skip_reshapes
 from surestep.doctor.runtime.tally import LineTally
-from surestep.doctor.runtime.values import may_be_probabilities
+from surestep.doctor.runtime.tensors import may_be_probabilities
 from surestep.doctor.source.losses import Loss, find_losses, find_trained
 from surestep.doctor.source.outputs import Outputs
 from surestep.doctor.source.trace import Program

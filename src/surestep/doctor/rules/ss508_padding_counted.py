@@ -67,7 +67,7 @@ from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Location, Problem, at_event
 from surestep.doctor.runtime.tally import Occurrence
-from surestep.doctor.runtime.values import is_tensor
+from surestep.doctor.runtime.tensors import is_tensor
 from surestep.doctor.source.loaders import find_collated
 from surestep.doctor.source.losses import Loss, find_losses
 from surestep.doctor.source.trace import Event, Program

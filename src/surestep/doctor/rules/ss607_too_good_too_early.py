@@ -80,7 +80,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from surestep.doctor.problem import Problem
-from surestep.doctor.runtime.losses import CurveWatcher
+from surestep.doctor.runtime.loss_curves import CurveWatcher
 from surestep.doctor.watcher import Script
 
 SEVERITY = "warning"

@@ -45,7 +45,7 @@ from weakref import WeakKeyDictionary
 from surestep.doctor.limits import FEWEST_ROWS, OTHER_SCALE, WIDEST_TABLE
 from surestep.doctor.problem import Location, Problem
 from surestep.doctor.runtime.tally import LineTally, Occurrence
-from surestep.doctor.runtime.values import is_tensor
+from surestep.doctor.runtime.tensors import is_tensor
 from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:

@@ -53,7 +53,7 @@ from weakref import WeakKeyDictionary
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.batches import find_labels
-from surestep.doctor.runtime.losses import MEAN_LOSSES
+from surestep.doctor.runtime.loss_curves import MEAN_LOSSES
 from surestep.doctor.runtime.origins import LINEAR, name_origin
 from surestep.doctor.runtime.passes import Pass
 from surestep.doctor.source.dimensions import mixes_samples

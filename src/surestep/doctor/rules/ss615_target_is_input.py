@@ -45,7 +45,7 @@ from weakref import ref
 from surestep.doctor.limits import FEWEST_OTHERS, FEWEST_TARGETS
 from surestep.doctor.problem import Location, Problem
 from surestep.doctor.runtime.tally import Occurrence
-from surestep.doctor.runtime.values import is_tensor
+from surestep.doctor.runtime.tensors import is_tensor
 from surestep.doctor.watcher import Script, TorchCall, Watcher
 
 if TYPE_CHECKING:

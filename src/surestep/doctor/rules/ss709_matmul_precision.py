@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Problem
 from surestep.doctor.runtime.tally import Tally
-from surestep.doctor.runtime.values import is_tensor
+from surestep.doctor.runtime.tensors import is_tensor
 from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any
 
-from surestep.doctor.runtime.values import is_tensor
+from surestep.doctor.runtime.tensors import is_tensor
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,7 +11,7 @@ from weakref import WeakSet
 from surestep.doctor.problem import Location
 from surestep.doctor.runtime.parameters import list_held
 from surestep.doctor.runtime.tally import Occurrence
-from surestep.doctor.runtime.values import read_part
+from surestep.doctor.runtime.tensors import read_part
 from surestep.doctor.watcher import Script
 
 if TYPE_CHECKING:

@@ -18,14 +18,14 @@ from torch.optim.optimizer import (
 )
 
 from surestep.doctor import private
-from surestep.doctor.runtime.losses import LOSSES, CurveWatcher, LossRecorder
-from surestep.doctor.runtime.schedules import SCHEDULES, ScheduleRecorder, ScheduleWatcher
+from surestep.doctor.runtime.loss_curves import LOSSES, CurveWatcher, LossRecorder
+from surestep.doctor.runtime.schedule_recorder import SCHEDULES, ScheduleRecorder, ScheduleWatcher
 from surestep.doctor.runtime.windows import WindowWatcher
 from surestep.doctor.watch.events import Events
 from surestep.doctor.watch.forwards import Forwards
 from surestep.doctor.watch.guard import Guard
 from surestep.doctor.watch.listeners import Listeners
-from surestep.doctor.watch.recorder import WINDOWS, WindowRecorder
+from surestep.doctor.watch.window_recorder import WINDOWS, WindowRecorder
 from surestep.doctor.watch.wrap import replaced, replaced_attributes, without
 from surestep.doctor.watcher import Watcher
 

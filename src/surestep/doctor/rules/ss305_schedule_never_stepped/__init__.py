@@ -45,7 +45,7 @@ from surestep.doctor.rules.ss305_schedule_never_stepped.attributes import (
     find_reads,
     is_attribute_used,
 )
-from surestep.doctor.runtime.schedules import ScheduleWatcher
+from surestep.doctor.runtime.schedule_recorder import ScheduleWatcher
 from surestep.doctor.source.schedules import TORCH, creations
 from surestep.doctor.source.steps import StepOrder
 from surestep.doctor.source.trace import Event, Program
