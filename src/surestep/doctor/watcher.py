@@ -60,7 +60,7 @@ class Script:
         modules: whose forward passes are running, the outermost first; empty if they are not seen.
         models: modules that were called from outside of any other one.
         optimizers: that have taken a step.
-        histories: a `History` of each optimizer, written in the steps that are sampled.
+        histories: a `GradientHistory` of each optimizer, written in the steps that are sampled.
         moments: the parameters that were there when each optimizer was made, if a rule needs them.
         losses: a `LossRecorder`, if a rule needs the losses of the run.
         schedules: a `ScheduleRecorder`, if a rule needs what is done with the schedules.

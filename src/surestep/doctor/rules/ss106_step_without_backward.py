@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from surestep.doctor.runtime.windows import GradientEvent, History
+    from surestep.doctor.runtime.windows import GradientEvent, GradientHistory
 
 SEVERITY = "error"
 FIX = "Call backward() and then step() for each batch, or zero the gradients only after a step."
@@ -150,7 +150,7 @@ class StepWithoutBackwardWatcher(WindowWatcher):
     def __init__(self) -> None:
         super().__init__()
         self._forwards = 0
-        self._never_stepped: list[tuple[History, Tensor, Tensor]] = []
+        self._never_stepped: list[tuple[GradientHistory, Tensor, Tensor]] = []
 
     def on_new_optimizer(self, run: Script, optimizer: Optimizer) -> None:
         import torch

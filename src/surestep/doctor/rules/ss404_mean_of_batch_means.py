@@ -45,8 +45,8 @@ from collections.abc import Iterator
 
 from surestep.doctor.problem import Problem, at_node
 from surestep.doctor.source.dimensions import count_samples
-from surestep.doctor.source.loaders import Loader, find_loader_of, find_loaders
-from surestep.doctor.source.losses import Loss, find_losses
+from surestep.doctor.source.loaders import SourceLoader, find_loader_of, find_loaders
+from surestep.doctor.source.losses import SourceLoss, find_losses
 from surestep.doctor.source.trace import Event, Program, Trace
 from surestep.doctor.source.training import describe, is_without_grad, options_of
 from surestep.doctor.source.values import Call, Collection, Constant, Operation, Value
@@ -72,7 +72,7 @@ def check(program: Program) -> Iterator[Problem]:
                 yield from _check_event(event, means)
 
 
-def _has_smaller_batch(loader: Loader) -> bool:
+def _has_smaller_batch(loader: SourceLoader) -> bool:
     """Return whether the last batch is smaller, unless the unknown sizes happen to fit."""
     if loader.is_set("drop_last") or loader.is_set("batch_sampler"):
         return False
@@ -87,7 +87,7 @@ def _has_smaller_batch(loader: Loader) -> bool:
     return count is None or count % size.value > 0
 
 
-def _find_means(trace: Trace, loaders: list[Loader]) -> dict[int, Loader]:
+def _find_means(trace: Trace, loaders: list[SourceLoader]) -> dict[int, SourceLoader]:
     """Return the loader behind each mean of a batch that a sum or a list gathers."""
     losses = {id(loss.event.value) for loss in find_losses(trace, *_LOSSES) if _is_mean(loss)}
     found = {}
@@ -104,7 +104,7 @@ def _find_means(trace: Trace, loaders: list[Loader]) -> dict[int, Loader]:
     return found
 
 
-def _is_mean(loss: Loss) -> bool:
+def _is_mean(loss: SourceLoss) -> bool:
     reduction = loss.option("reduction")
     return reduction is None or (isinstance(reduction, Constant) and reduction.value == "mean")
 
@@ -143,7 +143,7 @@ def _compares(value: Value | None) -> bool:
     return isinstance(value, Operation) and value.operator == "=="
 
 
-def _check_event(event: Event, means: dict[int, Loader]) -> Iterator[Problem]:
+def _check_event(event: Event, means: dict[int, SourceLoader]) -> Iterator[Problem]:
     for node, total, count in _divisions(event):
         loader = _loader_behind(total, means)
         if loader is not None and _counts_batches(count, loader):
@@ -179,7 +179,7 @@ def _divisions(event: Event) -> Iterator[tuple[ast.AST, Value, Value | None]]:
             waiting.extend(value.elements)
 
 
-def _loader_behind(total: Value, means: dict[int, Loader]) -> Loader | None:
+def _loader_behind(total: Value, means: dict[int, SourceLoader]) -> SourceLoader | None:
     """Return the loader of a sum of means of batches."""
     match options_of(total):
         case (Operation(operator="+", operands=(_, added)),):
@@ -190,7 +190,7 @@ def _loader_behind(total: Value, means: dict[int, Loader]) -> Loader | None:
     return None
 
 
-def _counts_batches(count: Value | None, loader: Loader) -> bool:
+def _counts_batches(count: Value | None, loader: SourceLoader) -> bool:
     match count:
         case None:
             return True

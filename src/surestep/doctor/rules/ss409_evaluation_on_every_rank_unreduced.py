@@ -70,7 +70,7 @@ from weakref import WeakSet
 from surestep.doctor.problem import Location, Problem, at_event
 from surestep.doctor.runtime.loss_curves import MEAN_LOSSES
 from surestep.doctor.source.evaluation import find_forwards, has_training, is_measured
-from surestep.doctor.source.loaders import Loader, find_loader_of, find_loaders
+from surestep.doctor.source.loaders import SourceLoader, find_loader_of, find_loaders
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import describe, is_without_grad, options_of
 from surestep.doctor.source.values import Call
@@ -107,7 +107,7 @@ def check(program: Program) -> Iterator[Problem]:
                 )
 
 
-def _is_divided(loader: Loader) -> bool:
+def _is_divided(loader: SourceLoader) -> bool:
     """Return whether a loader gives each rank another part of the data."""
     samplers = options_of(loader.option("sampler"))
     return bool(samplers) and all(

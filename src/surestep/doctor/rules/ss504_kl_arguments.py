@@ -46,7 +46,7 @@ from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.origins import PROBABILITIES, find_origin, name_node, skip_reshapes
 from surestep.doctor.runtime.tally import LineTally
 from surestep.doctor.runtime.tensors import may_be_probabilities
-from surestep.doctor.source.losses import Loss, find_losses, find_trained
+from surestep.doctor.source.losses import SourceLoss, find_losses, find_trained
 from surestep.doctor.source.outputs import Outputs
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import describe
@@ -76,7 +76,7 @@ def check(program: Program) -> Iterator[Problem]:
                 yield at_event(loss.event, reason)
 
 
-def _explain_arguments(loss: Loss, outputs: Outputs) -> str:
+def _explain_arguments(loss: SourceLoss, outputs: Outputs) -> str:
     """Return what is wrong with the arguments of a divergence."""
     if outputs.all_are(loss.input, "softmax", "sigmoid") is not None:
         return f"`{describe(loss.input)}` holds probabilities; `input` must be log-probabilities."
@@ -91,7 +91,7 @@ def _explain_arguments(loss: Loss, outputs: Outputs) -> str:
     return ""
 
 
-def _has_default_reduction(loss: Loss) -> bool:
+def _has_default_reduction(loss: SourceLoss) -> bool:
     positional = 2 if loss.settings is loss.event.value else 0
     names = ("reduction", "size_average", "reduce")
     return len(loss.settings.args) <= positional and all(loss.option(n) is None for n in names)

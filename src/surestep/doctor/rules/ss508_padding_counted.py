@@ -69,7 +69,7 @@ from surestep.doctor.problem import Location, Problem, at_event
 from surestep.doctor.runtime.tally import Occurrence
 from surestep.doctor.runtime.tensors import is_tensor
 from surestep.doctor.source.loaders import find_collated
-from surestep.doctor.source.losses import Loss, find_losses
+from surestep.doctor.source.losses import SourceLoss, find_losses
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import base_of, describe, options_of
 from surestep.doctor.source.values import Attribute, Call, Either, Item, Unknown, Value, walk
@@ -107,7 +107,7 @@ def check(program: Program) -> Iterator[Problem]:
                 yield at_event(loss.event, f"`{loss.event.text}` {message}", padding_line=line)
 
 
-def _ignores_nothing(loss: Loss) -> bool:
+def _ignores_nothing(loss: SourceLoss) -> bool:
     """Return whether a loss has no `ignore_index`, and is a mean or a sum."""
     limit = 3 if loss.settings is loss.event.value else 1
     has_options = {"weight", "reduce", "ignore_index"} & loss.settings.keywords.keys()
@@ -145,7 +145,7 @@ def _may_change(event: Event, aliases: list[Value]) -> bool:
     return value is not None or getattr(event.target, "attr", "") == "ignore_index"
 
 
-def _masks_input(loss: Loss) -> bool:
+def _masks_input(loss: SourceLoss) -> bool:
     """Return whether what the model answers is masked before the loss; inside it, it may be."""
     parts = list(walk(loss.input, _MOST_PARTS, stop_at=lambda p: getattr(p, "path", "") == "()"))
     names = (part.name for part in parts if isinstance(part, Call))

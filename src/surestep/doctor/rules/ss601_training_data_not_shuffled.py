@@ -55,7 +55,7 @@ from weakref import WeakKeyDictionary
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.batches import find_labels
 from surestep.doctor.runtime.passes import Pass, begin_pass
-from surestep.doctor.source.loaders import Loader, find_loaders, find_training_loops
+from surestep.doctor.source.loaders import SourceLoader, find_loaders, find_training_loops
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import describe, options_of, tensor_of
 from surestep.doctor.source.values import Call, Collection, Constant, Operation, Value, walk
@@ -101,7 +101,7 @@ def check(program: Program) -> Iterator[Problem]:
                 )
 
 
-def _is_full_batch(loader: Loader) -> bool:
+def _is_full_batch(loader: SourceLoader) -> bool:
     size = loader.option("batch_size")
     return size is not None and not isinstance(size, Constant)
 

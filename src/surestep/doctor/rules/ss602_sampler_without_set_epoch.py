@@ -50,7 +50,7 @@ from weakref import WeakKeyDictionary
 from surestep.doctor.problem import NOWHERE, Location, Problem, at_event
 from surestep.doctor.runtime.passes import Pass, begin_pass
 from surestep.doctor.runtime.tally import Occurrence
-from surestep.doctor.source.loaders import Loader, find_loaders, find_training_loops
+from surestep.doctor.source.loaders import SourceLoader, find_loaders, find_training_loops
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import describe, options_of
 from surestep.doctor.source.values import Call, Constant
@@ -82,7 +82,7 @@ def check(program: Program) -> Iterator[Problem]:
                 )
 
 
-def _find_sampler(loader: Loader) -> Call | None:
+def _find_sampler(loader: SourceLoader) -> Call | None:
     """Return the sampler of a loader, if it is a DistributedSampler that shuffles."""
     for sampler in options_of(loader.option("sampler")):
         is_torch = isinstance(sampler, Call) and sampler.path.startswith("torch.utils.data")

@@ -62,7 +62,7 @@ from surestep.base.user_code import is_user_file
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.workers import Shares, WorkersWatcher
 from surestep.doctor.source.loaders import (
-    Loader,
+    SourceLoader,
     find_loaders,
     find_training_loops,
     method_of,
@@ -104,7 +104,7 @@ def check(program: Program) -> Iterator[Problem]:
                 yield at_event(loader.event, message, workers=loader.workers)
 
 
-def _may_change_dataset(loader: Loader) -> bool:
+def _may_change_dataset(loader: SourceLoader) -> bool:
     """Return whether a `worker_init_fn` may give the dataset of its worker another generator."""
     function = loader.option("worker_init_fn")
     if isinstance(function, Function):
@@ -112,7 +112,7 @@ def _may_change_dataset(loader: Loader) -> bool:
     return loader.is_set("worker_init_fn")
 
 
-def _explain_copy(loader: Loader, dataset: Instance) -> str:
+def _explain_copy(loader: SourceLoader, dataset: Instance) -> str:
     """Return what is wrong with a generator that the dataset keeps."""
     method = method_of(dataset.cls, "__getitem__")
     text = source_of(dataset.cls)
@@ -137,7 +137,7 @@ def _is_generator(value: Value | None) -> bool:
     return bool(made) and all(is_made_by(option, *_GENERATORS) for option in made)
 
 
-def _explain_seed(loader: Loader, dataset: Instance, trace: Trace) -> str:
+def _explain_seed(loader: SourceLoader, dataset: Instance, trace: Trace) -> str:
     """Return what is wrong with how a `worker_init_fn` seeds the global generators."""
     function = loader.option("worker_init_fn")
     if not isinstance(function, Function):
@@ -176,7 +176,7 @@ def _write_out(seed: ast.expr, function: Function) -> str:
     return "\n".join(text)
 
 
-def _repeats(loader: Loader, trace: Trace) -> bool:
+def _repeats(loader: SourceLoader, trace: Trace) -> bool:
     """Return whether the workers are started again for each of several epochs."""
     is_started_once = loader.is_set("persistent_workers")
     return not is_started_once and any(len(n) > 1 for n in find_training_loops(trace, loader))

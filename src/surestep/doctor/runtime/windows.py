@@ -76,7 +76,7 @@ class Window:
 
 
 @dataclass
-class History:
+class GradientHistory:
     """What is known of an optimizer.
 
     Attributes:

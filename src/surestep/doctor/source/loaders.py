@@ -30,7 +30,7 @@ _ITERATORS = frozenset("enumerate tqdm trange track iter islice cycle prange pro
 
 
 @dataclass(frozen=True, eq=False)
-class Loader:
+class SourceLoader:
     """A DataLoader.
 
     Attributes:
@@ -95,10 +95,10 @@ def gives_batches(iterated: Value | None) -> bool:
     return is_loader and not any(isinstance(s, Constant) and s.value is None for s in sizes)
 
 
-def find_loaders(trace: Trace) -> list[Loader]:
+def find_loaders(trace: Trace) -> list[SourceLoader]:
     """Return the DataLoaders that a trace makes; not those whose arguments cannot be seen."""
     return [
-        Loader(event, event.call)
+        SourceLoader(event, event.call)
         for event in trace.events
         if event.call is not None
         and event.call.path in _PATHS
@@ -106,7 +106,7 @@ def find_loaders(trace: Trace) -> list[Loader]:
     ]
 
 
-def find_training_loops(trace: Trace, loader: Loader) -> list[tuple[SourceLoop, ...]]:
+def find_training_loops(trace: Trace, loader: SourceLoader) -> list[tuple[SourceLoop, ...]]:
     """Return the loops over a loader in which an optimizer steps, each with those around it.
 
     Loops that make the loader are left out. There are none if an Accelerator or the like replaces
@@ -130,7 +130,9 @@ def find_training_loops(trace: Trace, loader: Loader) -> list[tuple[SourceLoop, 
     return list(found.values())
 
 
-def find_loader_of(loops: Sequence[SourceLoop], loaders: Sequence[Loader]) -> Loader | None:
+def find_loader_of(
+    loops: Sequence[SourceLoop], loaders: Sequence[SourceLoader]
+) -> SourceLoader | None:
     """Return the loader over which the innermost of some loops iterates."""
     if not loops:
         return None

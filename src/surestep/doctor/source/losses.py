@@ -30,7 +30,7 @@ _MODULES = {
 
 
 @dataclass(frozen=True, eq=False)
-class Loss:
+class SourceLoss:
     """A loss that is computed.
 
     Attributes:
@@ -69,13 +69,13 @@ class Loss:
         return found[0], found[1]
 
 
-def find_losses(trace: Trace, *names: str) -> list[Loss]:
+def find_losses(trace: Trace, *names: str) -> list[SourceLoss]:
     """Return the losses with one of these names that a trace computes, in order."""
     return [loss for loss in _find_all_losses(trace) if loss.name in names]
 
 
 @once_per_trace
-def _find_all_losses(trace: Trace) -> list[Loss]:
+def _find_all_losses(trace: Trace) -> list[SourceLoss]:
     found = (_find_loss(event) for event, _ in trace.calls)
     return [loss for loss in found if loss is not None]
 
@@ -93,7 +93,7 @@ def find_trained(trace: Trace) -> set[int]:
     return {id(value) for root in roots for value in walk(root)}
 
 
-def _find_loss(event: Event) -> Loss | None:
+def _find_loss(event: Event) -> SourceLoss | None:
     call = event.call
     if call is None or call.has_unknown_arguments:
         return None
@@ -107,7 +107,7 @@ def _find_loss(event: Event) -> Loss | None:
     given, target = call.argument(0, "input"), call.argument(1, "target")
     if given is None or target is None or settings is None or name not in _MODULES.values():
         return None
-    return Loss(name, event, given, target, settings)
+    return SourceLoss(name, event, given, target, settings)
 
 
 def _find_module(called: Value | None) -> Call | None:

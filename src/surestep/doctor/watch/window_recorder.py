@@ -7,7 +7,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import NOWHERE
-from surestep.doctor.runtime.windows import GradientEvent, History, Window, pick_probes
+from surestep.doctor.runtime.windows import GradientEvent, GradientHistory, Window, pick_probes
 from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class WindowRecorder(Watcher):
         if len(run.histories) < _MOST_OPTIMIZERS:
             probes = pick_probes(optimizer, lambda parameter: parameter.requires_grad)
             began_at = max(run.step, run.sampled_since)  # nothing of it was before
-            run.histories[optimizer] = History(probes, Window(began_at, is_first=True))
+            run.histories[optimizer] = GradientHistory(probes, Window(began_at, is_first=True))
 
     def on_zero_grad(self, run: Script, parameters: Sequence[Tensor]) -> None:
         for history in self._find(run, parameters):
@@ -95,7 +95,7 @@ class WindowRecorder(Watcher):
             history.current = Window(began_at=run.step)
             history.versions, history.is_stepping = None, False
 
-    def _find(self, run: Script, parameters: Sequence[Tensor]) -> list[History]:
+    def _find(self, run: Script, parameters: Sequence[Tensor]) -> list[GradientHistory]:
         """Return the histories of the optimizers of some parameters."""
         given = set(map(id, parameters))
         return [
@@ -105,7 +105,7 @@ class WindowRecorder(Watcher):
         ]
 
 
-def _read_versions(history: History) -> tuple[object, ...]:
+def _read_versions(history: GradientHistory) -> tuple[object, ...]:
     """Return what changes when a gradient or a parameter is replaced or written."""
     return tuple(
         (p._version, None) if p.grad is None else (p._version, id(p.grad), p.grad._version)
@@ -113,7 +113,7 @@ def _read_versions(history: History) -> tuple[object, ...]:
     )
 
 
-def _notice_writes(history: History) -> None:
+def _notice_writes(history: GradientHistory) -> None:
     """Add an event if the script changed a gradient or a parameter since the last event."""
     versions = _read_versions(history)
     if history.versions not in (None, versions):
@@ -121,7 +121,7 @@ def _notice_writes(history: History) -> None:
     history.versions = versions
 
 
-def _count_writes(history: History) -> int:
+def _count_writes(history: GradientHistory) -> int:
     """Return how often the gradients were written since the last event; 9 if replaced."""
     before, after = history.versions, _read_versions(history)
     if before is None or before == after:
@@ -133,7 +133,7 @@ def _count_writes(history: History) -> int:
     return max(counts)
 
 
-def _add(history: History, event: GradientEvent) -> None:
+def _add(history: GradientHistory, event: GradientEvent) -> None:
     history.versions = _read_versions(history)
     if not history.is_stepping and len(history.current.events) < _MOST_EVENTS:
         history.current.events.append(event)
