@@ -50,20 +50,21 @@ Right:
 
 from __future__ import annotations
 
-import ast
-import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 from surestep.doctor.problem import NOWHERE, Problem, at_event
-from surestep.doctor.runtime.mode_layers import Switched, list_switched
-from surestep.doctor.runtime.mode_layers import depends_on_mode as is_switched
+from surestep.doctor.runtime.mode_layers import is_mode_layer, list_mode_layers
+from surestep.doctor.runtime.parameters import list_held
+from surestep.doctor.runtime.tally import FEWEST, Tally
 from surestep.doctor.source.evaluation import find_forwards
+from surestep.doctor.source.losses import find_trained
 from surestep.doctor.source.modes import find_lasting_switch, find_switch
-from surestep.doctor.source.modules import depends_on_mode, models_of, traverse_inputs
+from surestep.doctor.source.modules import depends_on_mode, models_of
 from surestep.doctor.source.trace import Event, Program, Trace
 from surestep.doctor.source.training import (
-    Action,
     describe,
     find_actions,
     is_made_by,
@@ -80,69 +81,100 @@ if TYPE_CHECKING:
 
 SEVERITY = "error"
 FIX = "Call model.train() before training continues, at the start of each epoch."
-_FEWEST = 3  # steps in eval mode
 _MOST_MODELS = 100
+_FEWEST_EVALUATIONS = 2  # that show their own switch, if the model never was in train mode
 
 
 def check(program: Program) -> Iterator[Problem]:
     """Find forward passes with a backward pass and a step, after a call of `eval()`."""
     for trace in program.traces:
-        actions = find_actions(trace)
-        steps = [action for action in actions if action.kind == "step"]
-        losses = [action.target for action in actions if action.kind == "backward"]
-        if not steps or not losses or _freezes(trace):
-            continue
-        for event, output in find_forwards(trace):
+        trained = find_trained(trace)
+        for event, output in () if _freezes(trace) else find_forwards(trace):
             model = strip(output.receiver)
             if model is None or is_without_grad(event) or depends_on_mode(model) is False:
                 continue
-            is_in_loss = any(
-                loss is not None and any(part is output for part in traverse_inputs(loss))
-                for loss in losses
-            )
-            if not is_in_loss or not _is_trained(trace, model, steps, event):
+            if id(output) not in trained or not _is_trained(trace, model):
                 continue
             switch = find_switch(trace, event, model, is_training=False)
             switch = switch or find_lasting_switch(trace, event, model, is_training=False)
-            if switch is None or not _is_for_evaluation(trace, switch.event, model):
-                continue
-            line = switch.event.line
-            yield at_event(
-                event,
-                f"`{describe(output.receiver)}` is trained in eval mode: line {line} switched it, "
-                "and nothing switches it back.",
-                eval_line=line,
-            )
+            if switch is not None and _is_for_evaluation(trace, switch.event, model):
+                yield at_event(
+                    event,
+                    f"`{describe(output.receiver)}` is trained in eval mode: line "
+                    f"{switch.event.line} switched it, and nothing switches it back.",
+                    eval_line=switch.event.line,
+                )
 
 
 def _freezes(trace: Trace) -> bool:
     """Return whether parameters are frozen; then eval mode is likely deliberate."""
-    for event in trace.events:
-        target = event.target
-        if event.kind == "store" and isinstance(target, ast.Attribute):
-            if target.attr == "requires_grad":
-                return True
-        elif event.call is not None and event.call.name == "requires_grad_":
-            return True
-    return False
+    return any(
+        getattr(event.target, "attr", "") == "requires_grad"
+        or (event.call is not None and event.call.name == "requires_grad_")
+        for event in trace.events
+    )
 
 
-def _is_trained(trace: Trace, model: Value, steps: list[Action], forward: Event) -> bool:
+def _is_trained(trace: Trace, model: Value) -> bool:
     """Return whether a step updates the model."""
+    steps = [action for action in find_actions(trace) if action.kind == "step"]
     known = [step for step in steps if is_made_by(step.target, "torch.optim.")]
     if known:
         return any(is_same(other, model) for step in known for other in models_of(step.target))
     models = {id(strip(output.receiver)) for event, output in find_forwards(trace)}
-    return len(models) == 1
+    return bool(steps) and len(models) == 1
 
 
 def _is_for_evaluation(trace: Trace, switch: Event, model: Value) -> bool:
     """Return whether a forward pass without gradients follows the switch to eval mode."""
-    start = trace.index(switch)
     for event, output in find_forwards(trace):
-        if trace.index(event) > start and is_same(output.receiver, model):
+        if trace.index(event) > trace.index(switch) and is_same(output.receiver, model):
             return is_without_grad(event)
     return False
+
+
+@dataclass(kw_only=True)
+class _Model(Tally):
+    """The steps of a model in the eval mode that an evaluation left behind.
+
+    Attributes:
+        model: that was called.
+        name: of its class.
+        layers: that depend on the mode; or a module that calls `dropout` by its own mode.
+        mode: whether the first of them was in train mode in a call with gradients since the last
+            step; None without one.
+        is_evaluated: whether it was called without gradients since it was put into eval mode.
+        evaluations: how often it was evaluated like this.
+        trained: steps in train mode.
+        is_certain: whether these show that the mode is not wanted.
+    """
+
+    model: ref[nn.Module]
+    name: str
+    layers: list[ref[nn.Module]]
+    mode: bool | None = None
+    is_evaluated: bool = False
+    evaluations: int = 0
+    trained: int = 0
+    is_certain: bool = False
+
+    def is_trained_by(self, optimizer: Optimizer) -> bool:
+        """Return whether a step is for the model, of which no such layer is in train mode.
+
+        A step of a head behind its frozen layers is not.
+        """
+        model, layers = self.model(), [layer() for layer in self.layers]
+        if model is None or any(layer is None or layer.training for layer in layers):
+            return False
+        used = list_held([optimizer])
+        trained = {id(p) for p in model.parameters() if p.requires_grad and id(p) in used}
+        frozen = {
+            id(module)
+            for part in model.children()
+            if (own := list(part.parameters())) and not any(p.requires_grad for p in own)
+            for module in part.modules()
+        }
+        return bool(trained) and not frozen.issuperset(map(id, layers))
 
 
 class TrainsInEvalModeWatcher(Watcher):
@@ -151,30 +183,31 @@ class TrainsInEvalModeWatcher(Watcher):
     FUNCTIONS = ("dropout",)
 
     def __init__(self) -> None:
-        self._seen: dict[int, Switched] = {}  # by the first layer that depends on the mode
+        self._seen: dict[int, _Model] = {}  # by the first layer that depends on the mode
         self._ignored: set[int] = set()  # modules that call `dropout` by something else
         self._switched = NOWHERE
 
     def on_model(self, run: Script, model: nn.Module) -> None:
-        self._add(model, list_switched(model))
+        self._add(model, list_mode_layers(model))
 
     def on_call(self, run: Script, call: TorchCall) -> None:
         module = run.modules[-1] if run.modules else None
-        if module is None or not call["p"] or is_switched(module):
+        if module is None or not call["p"] or is_mode_layer(module):
             return
+        is_new = id(module) not in {*self._seen, *self._ignored}
         if call["training"] != module.training:
             self._ignored.add(id(module))
             self._seen.pop(id(module), None)
-        elif id(module) not in {*self._seen, *self._ignored} and not list_switched(run.modules[0]):
+        elif is_new and not list_mode_layers(run.modules[0]):
             self._add(run.modules[0], [module])
             self.on_forward(run, module, ())
 
     def _add(self, model: nn.Module, layers: list[nn.Module]) -> None:
         if layers and len(self._seen) < _MOST_MODELS:
-            name, references = type(model).__name__, [weakref.ref(layer) for layer in layers]
-            seen = self._seen.get(id(layers[0]))
+            key, name = id(layers[0]), type(model).__name__
+            seen = self._seen.get(key)
             if seen is None or seen.layers[0]() is not layers[0]:
-                self._seen[id(layers[0])] = Switched(weakref.ref(model), name, references)
+                self._seen[key] = _Model(model=ref(model), name=name, layers=[*map(ref, layers)])
 
     def on_mode(self, run: Script, module: nn.Module, is_training: bool) -> None:
         if not is_training:
@@ -189,28 +222,27 @@ class TrainsInEvalModeWatcher(Watcher):
         import torch
 
         if torch.is_grad_enabled():
-            seen.is_used = True
-            seen.was_switched = seen.was_switched or module.training
+            seen.mode = seen.mode or module.training
         elif not module.training:
             seen.evaluations += not seen.is_evaluated
             seen.is_evaluated = True
 
     def on_step(self, run: Script, optimizer: Optimizer) -> None:
         for seen in self._seen.values():
-            if not seen.is_used:
-                continue
-            if seen.was_switched:
-                seen.trained, seen.early = seen.trained + 1, 0
-            elif seen.is_evaluated:
+            if seen.mode:
+                seen.trained += 1
+                seen.mistakes *= seen.is_certain  # earlier ones were meant
+            elif seen.mode is not None and seen.is_evaluated:
                 if not seen.is_trained_by(optimizer):
-                    seen.is_used = run.is_sampled  # maybe for the step of another optimizer
+                    seen.mode = False if run.is_sampled else None  # of another optimizer, maybe
                     continue
-                seen.add_mistake(run.step + 1, self._switched)
-            seen.is_used = seen.was_switched = False
+                seen.add(self._switched, run.step + 1)
+                seen.is_certain = seen.trained > 0 or seen.evaluations >= _FEWEST_EVALUATIONS
+            seen.mode = None
 
     def observe(self, run: Script) -> Iterator[Problem]:
         for seen in self._seen.values():
-            if seen.mistakes >= _FEWEST:
+            if seen.is_certain and seen.mistakes >= FEWEST:
                 yield seen.report(
                     f"{seen.name} stayed in eval mode after an evaluation: {seen.mistakes} steps "
                     f"that were checked trained it in this mode, {seen.trained} in train mode.",

@@ -60,7 +60,7 @@ from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.batches import list_tensors
 from surestep.doctor.runtime.evaluations import EvaluationWatcher
 from surestep.doctor.runtime.loss_curves import MEAN_LOSSES
-from surestep.doctor.runtime.mode_layers import is_norm, list_switched
+from surestep.doctor.runtime.mode_layers import is_norm, list_mode_layers
 from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.source.evaluation import (
     find_forwards,
@@ -164,7 +164,7 @@ class EvaluatesInTrainModeWatcher(EvaluationWatcher):
         self._is_loss_inside = self._is_dropped = False
         if torch.is_grad_enabled() or not module.training or self._tally.mistakes >= _MOST:
             return
-        layers = [layer for layer in list_switched(module) if layer.training]
+        layers = [layer for layer in list_mode_layers(module) if layer.training]
         if not layers and not is_dropped:
             return
         self._name = type(module).__name__
