@@ -5,7 +5,19 @@ pydantic, the annotation is the type that the attribute holds. For type checkers
 the argument of the same name then has the type that the descriptor can be set to.
 """
 
-from typing import TYPE_CHECKING, Any, Generic, Literal, SupportsFloat, TypeAlias, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Generic,
+    Literal,
+    SupportsFloat,
+    TypeAlias,
+    TypeVar,
+)
+
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
 
 from surestep.config.not_set import NotSet
 
@@ -51,10 +63,18 @@ else:
             return (types[0] if isinstance(types, tuple) else types) | NotSet
 
     class Group:
-        """A group of options: its class."""
+        """A group of options: its class.
+
+        A ConfigGroup makes its groups before pydantic sees them. The schema of the Config therefore
+        contains none of theirs, each of which is built when its group is first set.
+        """
 
         def __class_getitem__(cls, types: Any) -> Any:
-            return types[0]
+            return Annotated[types[0], cls]
+
+        @classmethod
+        def __get_pydantic_core_schema__(cls, group: Any, _: GetCoreSchemaHandler) -> CoreSchema:
+            return core_schema.is_instance_schema(group)
 
     Word = Number = Several = Interval = ClockInterval = Option
     Flag = Option[bool]

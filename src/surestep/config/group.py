@@ -44,7 +44,7 @@ class ConfigGroup(BaseModel):
         requires: what every option of the group requires.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     prefix: ClassVar[str] = ""
     resume: ClassVar[ResumeEffect] = UNKNOWN
     requires: ClassVar[Mapping[str, Any]] = {}
@@ -120,7 +120,7 @@ class ConfigGroup(BaseModel):
 
 def declare_group(group: type[ConfigGroup]) -> Any:
     """Declare an attribute of the Config: a group of options, of which none is set."""
-    return group()
+    return group.model_construct()  # without a schema, which is built when an option is set
 
 
 class _Kind(NamedTuple):
