@@ -142,10 +142,11 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'surestep' has no attribute {name!r}")
     import gc  # late: a command notes signals sooner
+    import sys
     from importlib import import_module
 
     # Imports create many objects and no garbage, and a collection scans those of torch too: 0.1 s.
-    collects = gc.isenabled()
+    collects, loaded = gc.isenabled(), len(sys.modules)
     gc.disable()
     try:
         home = import_module(_HOMES[name])
@@ -159,6 +160,9 @@ def __getattr__(name: str) -> Any:
         ) from None
     finally:
         if collects:
+            if len(sys.modules) > loaded and not gc.get_freeze_count():
+                gc.freeze()
+                gc.unfreeze()  # into the oldest generation, which few collections visit
             gc.enable()
     value = getattr(home, name, home)  # a module does not have its own name
     globals()[name] = value

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from surestep.engine.step import gc as garbage
 from surestep.engine.step.gc import import_without_collecting, manual_gc
 
 NEW_PROCESS = """
@@ -52,8 +53,12 @@ def test_imports_after_torch_do_not_change_the_garbage_collector(monkeypatch):
 
 @pytest.fixture
 def collected(monkeypatch):
-    """The collected generations; a full collection takes 20 ms of a fake clock."""
+    """The collected generations; a full collection takes 20 ms of a fake clock.
+
+    The process has trained before.
+    """
     clock, generations = [0.0], []
+    monkeypatch.setattr(garbage._PROCESS, "has_trained", True)
 
     def collect(generation=2):
         generations.append(generation)
@@ -90,3 +95,21 @@ def test_each_long_epoch_ends_with_a_full_collection(collected):
             clock[0] += 10.0
             collect(2)
     assert generations == [2] * 5
+
+
+def test_new_process_waits_with_its_first_full_collection(collected, monkeypatch):
+    clock, generations = collected
+    monkeypatch.setattr(garbage._PROCESS, "has_trained", False)
+    monkeypatch.setattr(garbage._PROCESS, "froze_imports", False)
+    frozen = []
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: len(frozen))
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(clock[0]))
+    monkeypatch.setattr(gc, "unfreeze", frozen.clear)
+    with manual_gc() as collect:
+        for clock[0] in (1.0, 9.0, 11.0, 20.0):
+            collect(2)
+        assert frozen == [11.02]  # what the first full collection leaves
+    assert (generations, frozen) == ([1, 1, 2, 2], [])
+    with manual_gc():  # the model of the first run may be garbage
+        assert generations[4:] == [2]
+        assert len(frozen) == 1
