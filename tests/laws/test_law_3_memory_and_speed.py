@@ -14,7 +14,8 @@ from surestep.base.errors import ConfigError
 from surestep.engine.data.batch_loader import make_loader
 from surestep.engine.model.precision import torch_settings
 from surestep.engine.profile.activation_memory import measure_activations
-from surestep.trainer.planning import PreparedTask, measure_task_activations, plan_task
+from surestep.trainer.memory import measure_task_activations
+from surestep.trainer.planning import PreparedTask, plan_task
 from tests.laws.support.plain import distance
 from tests.laws.support.tasks import assert_same, rows, session_of, snapshot
 from tests.needs import needs_compiler

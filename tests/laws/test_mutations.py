@@ -23,7 +23,7 @@ from surestep.config.duration import parse_duration
 from surestep.engine import own_generators, resolve, rng
 from surestep.engine.data import apply_transform, batch_loader, seeded_call, sources
 from surestep.engine.data.samplers import basic, weights
-from surestep.engine.diagnose import diagnose
+from surestep.engine.diagnose import preserve_step
 from surestep.engine.evaluate import evaluate
 from surestep.engine.losses import classification
 from surestep.engine.losses.multi import weighted_sum
@@ -523,12 +523,12 @@ MUTATIONS = [
         ),
         (
             "a diagnosis leaves the buffers as its forward left them",
-            instead(diagnose, "preserve_buffers", lambda *_, **__: nullcontext()),
+            instead(preserve_step, "preserve_buffers", lambda *_, **__: nullcontext()),
             check_untouched,
         ),
         (
             "a diagnosis leaves the generators where its forward left them",
-            instead(diagnose, "preserve_torch_rng", nullcontext),
+            instead(preserve_step, "preserve_torch_rng", nullcontext),
             check_untouched,
         ),
     ),

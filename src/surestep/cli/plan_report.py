@@ -24,12 +24,8 @@ from surestep.engine.schedule.lr import lr_summary
 from surestep.recipes.load import RecipeCall
 from surestep.record.io import dumps
 from surestep.record.pretrained import load_init_weights
-from surestep.trainer.planning import (
-    PreparedTask,
-    estimate_memory_per_rank,
-    measure_task_activations,
-    plan_task,
-)
+from surestep.trainer.memory import estimate_memory_per_rank, measure_task_activations
+from surestep.trainer.planning import PreparedTask, plan_task
 
 FOR_GOOD = "for good"
 

@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -13,13 +14,7 @@ from surestep.engine.batch import Batch
 from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.data.stream_loader import StreamLoader
 from surestep.engine.device import ran_out
-from surestep.engine.diagnose.diagnose import (
-    Diagnosis,
-    StepHistory,
-    describe_diagnosis,
-    describe_samples,
-    diagnose,
-)
+from surestep.engine.diagnose.step_history import StepHistory
 from surestep.engine.distributed.rank_status import capitalize_first
 from surestep.engine.plan.plan import Plan
 from surestep.engine.profile.oom import memory_snapshot
@@ -37,6 +32,9 @@ from surestep.engine.step.train_step import StepResult
 from surestep.record.batch_dump import BatchDump, gather_batch
 from surestep.record.incident import folder_of, write_incident
 from surestep.record.run_writer import RunWriter
+
+if TYPE_CHECKING:
+    from surestep.engine.diagnose.diagnose import Diagnosis
 
 
 def read_batch(loader: BatchLoader, progress: Progress) -> Batch:
@@ -81,7 +79,7 @@ class _Cause:
     """
 
     text: str
-    diagnosis: Diagnosis | None
+    diagnosis: "Diagnosis | None"
     batch: BatchDump
     is_manual: bool
 
@@ -136,6 +134,9 @@ class NonFiniteHandler(Part):
         if self._loop.world.size == 1:
             is_manual = result.progress_before.step in self._manual
             try:
+                # Only for such a step: it takes 4 ms to import.
+                from surestep.engine.diagnose.diagnose import describe_samples, diagnose
+
                 index = None if is_manual else epoch_index(self._loop.loader, batch.epoch)
                 found = diagnose(self._loop.context, batch, index=index)
             except Exception as error:  # of the user's code; the step is skipped all the same
@@ -189,6 +190,9 @@ class NonFiniteHandler(Part):
             return _Cause(text, None, dump, is_manual)
         diagnosis, dump = None, BatchDump(())
         try:
+            # Only for such a step: it takes 4 ms to import.
+            from surestep.engine.diagnose.diagnose import describe_diagnosis, diagnose
+
             if manual is None:
                 index = epoch_index(loop.loader, progress.epoch)
                 batch = read_batch(loop.loader, progress)

@@ -33,19 +33,11 @@ from surestep.engine.model.compile import unwrap_compiled
 from surestep.engine.model.layers import blocks_of
 from surestep.engine.model.lazy import initialize_lazy, lazy_names
 from surestep.engine.model.load_weights import has_adapters
-from surestep.engine.model.precision import torch_settings
-from surestep.engine.modes import preserve_modes
 from surestep.engine.optim.param_roles import param_info
 from surestep.engine.parallel.wrap_policy import select_wrap_units
 from surestep.engine.plan.plan import Plan, TaskInfo
 from surestep.engine.plan.specs import ExcludedSamples
 from surestep.engine.plan.system import SystemInfo, read_system
-from surestep.engine.profile.activation_memory import ActivationMemory, measure_activations
-from surestep.engine.profile.memory_estimate import (
-    MemoryEstimate,
-    RankMemory,
-    estimate_rank_memory,
-)
 from surestep.engine.resolve.optimizers import plan_optimizers
 from surestep.engine.resolve.resolver import resolve, resolve_device, resolve_seed
 from surestep.engine.rng import derive_seed, preserve_torch_rng, set_seed
@@ -256,40 +248,6 @@ def _why_not_separable(task: Task, model: nn.Module, loss: Loss) -> tuple[str, .
 
 def _has(model: nn.Module, kind: type[nn.Module]) -> bool:
     return any(isinstance(module, kind) for module in model.modules())
-
-
-def measure_task_activations(planned: PreparedTask) -> ActivationMemory | str:
-    """Measure what the forward of a micro-batch stores for its backward, or return why not."""
-    task, plan, loss = planned.task, planned.plan, planned.loss
-    if task.step is not None:
-        return "the Task has a manual step"
-    if any(p.is_meta for p in planned.model.parameters()):
-        return "parallel.meta_init built the shapes of the model, and a forward needs its values"
-    with preserve_modes(() if loss.teacher is None else tuple(loss.teacher.modules())):
-        loss.to(plan.device)
-        loader = make_loader(task.train, "train", task=task, loss=loss, plan=plan, training=True)
-        try:
-            with torch_settings(plan):
-                return measure_activations(planned.model, loader, plan, tuple(task.keep_eval))
-        except Exception as error:  # of the user's forward
-            return f"the first batch fails: {type(error).__name__}: {error}"
-        finally:
-            loader.close()
-
-
-def estimate_memory_per_rank(planned: PreparedTask, takes: MemoryEstimate) -> list[RankMemory]:
-    """Return the memory of each rank for the model's state, by strategy."""
-    model, plan = planned.model, planned.plan
-    names = plan.parallel_wrap_policy or select_wrap_units(model, "auto").names
-    hybrid = plan.parallel_shard_size if plan.parallel_shard == "hybrid" else 0
-    return estimate_rank_memory(
-        model,
-        takes,
-        blocks=[model.get_submodule(name) for name in names],
-        ranks=plan.parallel_ranks,
-        local=hybrid or planned.system.launched.local_size,
-        precision=plan.precision,
-    )
 
 
 def data_splits(task: Task) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from surestep.base.errors import ParallelError, TaskError
 from surestep.config.duration import Duration, count_periods
 from surestep.engine.batch import Batch
 from surestep.engine.data.batch_loader import BatchLoader
-from surestep.engine.diagnose.diagnose import preserve_state
+from surestep.engine.diagnose.preserve_step import preserve_state
 from surestep.engine.distributed.communicator import Communicator
 from surestep.engine.distributed.rank_status import format_ranks
 from surestep.engine.distributed.replica_check import find_mismatched

@@ -1,12 +1,9 @@
 """Find the operation, the module and the samples that make a step non-finite, in one process."""
 
-from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from surestep.engine.batch import Batch, flatten_tensors
@@ -17,24 +14,12 @@ from surestep.engine.diagnose.nonfinite_tracker import (
     NonFiniteTracker,
     has_nonfinite,
 )
+from surestep.engine.diagnose.preserve_step import preserve_state
+from surestep.engine.diagnose.step_history import StepHistory
 from surestep.engine.distributed.shards import to_local
-from surestep.engine.losses.multi import code_of_losses
-from surestep.engine.metrics.base import pop_logged
-from surestep.engine.model.attributes import preserve_attributes
-from surestep.engine.model.compile import disable_compile
-from surestep.engine.model.preserve import preserve_buffers
-from surestep.engine.rng import derive_seed, preserve_torch_rng, seed_loading
 from surestep.engine.state.average import BATCH_NORM
-from surestep.engine.step.log_point import LogPoint
-from surestep.engine.step.multi_optimizer import (
-    OptimizerSnapshot,
-    WeightSnapshot,
-    find_followers,
-    saved_optimizer,
-)
 from surestep.engine.step.train_step import StepContext, forward_backward
 
-_HISTORY = 5  # steps before the one that failed
 _LARGEST = 3  # weights that are reported
 _LISTED = 8  # samples that are named
 
@@ -63,39 +48,6 @@ class Diagnosis:
     def reproduced(self) -> bool:
         """Whether the step was not finite again."""
         return bool(self.bad)
-
-
-class PastStep(NamedTuple):
-    """A finite step, as the host read it; None if it had no items."""
-
-    step: int
-    loss: float | None
-    grad_norm: float | None
-    lr: float
-
-
-class StepHistory:
-    """Remembers the last few steps; called with each log point."""
-
-    def __init__(self) -> None:
-        self.steps: deque[PastStep] = deque(maxlen=_HISTORY)
-
-    def __call__(self, point: LogPoint) -> None:
-        """Add the steps of a log point."""
-        rows = zip(point.loss, point.grad_norm, point.lr, strict=True)
-        for step, row in enumerate(rows, start=point.first_step):
-            self.steps.append(PastStep(step, *row))
-
-    def describe(self) -> str:
-        """Return the losses, gradient norms and learning rates; empty if no step is known."""
-        if not self.steps:
-            return ""
-        columns = zip(*(step[1:] for step in self.steps), strict=True)
-        rows = [
-            f"{name} {', '.join('none' if value is None else f'{value:.3g}' for value in column)}"
-            for name, column in zip(("loss", "gradient norm", "lr"), columns, strict=True)
-        ]
-        return f"The steps before it: {'; '.join(rows)}."
 
 
 def diagnose(context: StepContext, batch: Batch, *, index: Tensor | range | None) -> Diagnosis:
@@ -175,67 +127,6 @@ def _tensors_before(context: StepContext, batch: Batch) -> dict[tuple[str, str],
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         found["weights", name] = to_local(tensor.detach())
     return found
-
-
-@contextmanager
-def _without_hooks(*optimizers: torch.optim.Optimizer) -> Iterator[None]:
-    """Remove the hooks of optimizers, which may keep an average of the weights, for a while."""
-    names = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-    hooks = [getattr(optimizer, name, {}) for optimizer in optimizers for name in names]
-    before = [dict(of_one) for of_one in hooks]
-    for of_one in hooks:
-        of_one.clear()
-    try:
-        yield
-    finally:
-        for of_one, kept in zip(hooks, before, strict=True):
-            of_one.update(kept)
-
-
-@contextmanager
-def preserve_state(context: StepContext) -> Iterator[None]:
-    """Restore what a forward, a backward or a custom step changes.
-
-    Weights and optimizers are copied only for steps that update by themselves: those of a Task, and
-    L-BFGS. A step of a Task may also set weights without an optimizer.
-    """
-    model, state = context.state.model, context.state
-    grads = [(parameter, parameter.grad) for parameter in model.parameters()]
-    hooks, generators = (context.on_backward, context.after_first_backward), context.generators
-    is_seeded = generators.seeded
-    updates = context.custom_update is not None
-    snapshots: list[OptimizerSnapshot | WeightSnapshot] = []
-    if updates:
-        snapshots += [saved_optimizer(optimizer) for optimizer in state.optimizers.values()]
-        snapshots += [WeightSnapshot(find_followers(model, state.optimizers.values()))]
-    scale: dict[str, Any] = state.scaler.state_dict()
-    with ExitStack() as stack:
-        stack.enter_context(preserve_torch_rng(context.randomness.device))
-        seed_loading(derive_seed("check", 0))
-        stack.enter_context(context.train_modes.use())
-        stack.enter_context(preserve_buffers(model, context.loss.module, writes=context.writes))
-        stack.enter_context(preserve_attributes(model, *code_of_losses(context.loss).values()))
-        stack.enter_context(disable_compile(model))
-        stack.enter_context(_without_hooks(*state.optimizers.values()))
-        for schedule in state.schedules.values():
-            stack.enter_context(schedule.preserve())
-        context.on_backward, context.after_first_backward = [], None
-        generators.seeded = True  # the step may be the first of a process
-        try:
-            yield
-        finally:
-            (context.on_backward, context.after_first_backward), generators.seeded = (
-                hooks,
-                is_seeded,
-            )
-            pop_logged()
-            for snapshot in snapshots:
-                snapshot.restore()
-            if updates:
-                state.scaler.load_state_dict(scale)
-                context.strategy.reset_guard()
-            for parameter, grad in grads:
-                parameter.grad = grad
 
 
 def _rerun_step(
