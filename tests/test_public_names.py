@@ -1,4 +1,5 @@
 import ast
+import gc
 import inspect
 import re
 import subprocess
@@ -45,6 +46,32 @@ def test_star_import_imports_every_public_name():
 def test_unknown_name_raises_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'Trainr'"):
         surestep.Trainr  # noqa: B018
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_collector_passes_over_what_an_import_creates(tmp_path, monkeypatch, is_frozen):
+    (tmp_path / "late_home.py").write_text("made = [[] for _ in range(5000)]\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(surestep._HOMES, "made", "late_home")
+    collections = []
+    monkeypatch.setattr(gc, "callbacks", [lambda *about: collections.append(about)])
+    was_enabled = gc.isenabled()
+    gc.unfreeze()
+    if is_frozen:  # by the user
+        gc.freeze()
+    gc.enable()
+    try:
+        made = surestep.made
+        assert gc.isenabled()
+        assert collections == []
+        is_old = any(value is made for value in gc.get_objects(generation=2))
+        assert is_old is not is_frozen
+        assert (gc.get_freeze_count() > 0) is is_frozen
+    finally:
+        gc.unfreeze()
+        if not was_enabled:
+            gc.disable()
+        del surestep.made, sys.modules["late_home"]
 
 
 def flatten(hint: object) -> set[object]:

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from surestep.base.arguments import suggest_arguments
 from surestep.base.errors import ConfigError, SurestepError
@@ -23,7 +24,6 @@ from surestep.engine.plan.plan import Plan
 from surestep.engine.step.callback import Callback
 from surestep.engine.task.init_weights import InitReport
 from surestep.engine.task.task import Task
-from surestep.mirror.uploader import Uploader
 from surestep.record.checkpoint.staging import check_can_be_saved
 from surestep.record.pretrained import load_init_weights
 from surestep.record.progress_display import open_progress
@@ -50,6 +50,9 @@ from surestep.trainer.session import Session
 from surestep.trainer.signals import attach_signals, stop_before_first_step
 from surestep.trainer.start_report import record_start, report_start
 from surestep.trainer.trackers import TrackerThreads
+
+if TYPE_CHECKING:
+    from surestep.mirror.uploader import Uploader
 
 
 @suggest_arguments(ConfigError, argument_instead)
@@ -157,7 +160,8 @@ class Opened:
     """
 
     def __init__(self) -> None:
-        self.settings, self.mirrors = ExitStack(), list[Uploader]()
+        self.settings = ExitStack()
+        self.mirrors: list[Uploader] = []
         self.world: Communicator = ALONE
         self.recorder: RunWriter | None = None
         self.signals = stop_before_first_step()

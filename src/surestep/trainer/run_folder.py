@@ -5,7 +5,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from surestep.base.errors import ConfigError, RunError
 from surestep.base.locations import is_recorded
@@ -15,12 +15,13 @@ from surestep.config.config import Config
 from surestep.engine.distributed.communicator import Communicator
 from surestep.engine.distributed.launcher_env import LaunchInfo
 from surestep.engine.plan.plan import Plan
-from surestep.mirror.link import find_address
-from surestep.mirror.open import adopt_copy, check_typed, open_mirror
-from surestep.mirror.uploader import Uploader
+from surestep.mirror.link import find_address, read_copied
 from surestep.record.io import os_error_hint
 from surestep.record.run_writer import RunWriter
 from surestep.trainer.planning import TaskOrigin
+
+if TYPE_CHECKING:
+    from surestep.mirror.uploader import Uploader
 
 
 class RunFolder(NamedTuple):
@@ -70,7 +71,7 @@ def open_folder(
     origin: TaskOrigin,
     plan: Plan,
     world: Communicator,
-    mirrors: list[Uploader],
+    mirrors: "list[Uploader]",
 ) -> RunWriter:
     """Open the run folder on rank 0; append its mirror, from which a cache folder is filled.
 
@@ -78,6 +79,11 @@ def open_folder(
     """
     path = fix_path(folder.path or default_folder(origin.name, start), start)
     is_new, address = folder.path is None, plan.checkpoint_mirror
+    if address is None and read_copied(path) is None:
+        return RunWriter(path, made=is_new, world=world)
+    # Most runs have no mirror, and it takes 5 ms to import.
+    from surestep.mirror.open import adopt_copy, check_typed, open_mirror
+
     adopt_copy(path)
     if address is None:
         return RunWriter(path, made=is_new, world=world)

@@ -1,7 +1,7 @@
 """The trackers of a run: one thread each, on rank 0, until the session closes."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -12,12 +12,13 @@ from surestep.engine.distributed.stop_signals import CTRL_C
 from surestep.engine.plan.plan import Plan
 from surestep.engine.step.loop import Loop
 from surestep.record.run_writer import RunWriter
-from surestep.tracking.follower import STALLED_S, Delivery, Follower, finish_all
-from surestep.tracking.registry import tracker_class
 from surestep.tracking.tracker import Tracker
 from surestep.trainer.messages import Messages
 from surestep.trainer.model_template import ModelTemplate
 from surestep.trainer.resume import ResumeDecision
+
+if TYPE_CHECKING:
+    from surestep.tracking.follower import Follower
 
 
 def check_trackers(trackers: Any) -> None:
@@ -59,15 +60,22 @@ class TrackerThreads:
         decision: ResumeDecision,
         recorder: RunWriter,
     ) -> None:
-        is_used = world.is_first and not decision.finished
-        by_name = [tracker_class(name)() for name in plan.logging_trackers] if is_used else []
-        trackers = [*by_name, *own] if is_used else []
+        self.followers: list[Follower] = []
+        self._recorder = recorder
+        if not world.is_first or decision.finished or not (plan.logging_trackers or own):
+            return
+        # Most runs have no tracker.
+        from surestep.tracking import follower
+        from surestep.tracking.registry import tracker_class
+
+        trackers = [*(tracker_class(name)() for name in plan.logging_trackers), *own]
         is_needed = any(tracker.uses_model for tracker in trackers)
         template = ModelTemplate(model) if is_needed else None
         load = None if template is None else lambda: template.load(recorder.run)
-        folder, self._recorder = recorder.folder.absolute(), recorder
+        folder = recorder.folder.absolute()
         self.followers = [
-            Follower(Delivery(folder, tracker, load_model=load)) for tracker in trackers
+            follower.Follower(follower.Delivery(folder, tracker, load_model=load))
+            for tracker in trackers
         ]
 
     def start(self) -> None:
@@ -79,6 +87,8 @@ class TrackerThreads:
         """Wait for the trackers as long as the option says, and record what they lack."""
         if not self.followers:
             return
+        from surestep.tracking.follower import STALLED_S, finish_all
+
         wait = loop.plan.logging_tracker_wait
         limit_s = 0.0 if wait is None else wait.amount * 60
         if loop.requests.interrupted not in ("", CTRL_C):  # a cluster kills the process soon

@@ -13,12 +13,27 @@ A run can resume in the middle of an epoch, and the number of workers does not c
 | `custom(function)` | the indices that a function of (seed, epoch) returns |
 """
 
-from surestep.engine.data.samplers.basic import custom as custom
-from surestep.engine.data.samplers.basic import sequential as sequential
-from surestep.engine.data.samplers.basic import shuffled as shuffled
-from surestep.engine.data.samplers.length import by_length as by_length
-from surestep.engine.data.samplers.mixtures import mixture as mixture
-from surestep.engine.data.samplers.weights import balanced as balanced
-from surestep.engine.data.samplers.weights import weighted as weighted
+from typing import TYPE_CHECKING
 
+from surestep.base.lazy_names import import_lazily
+
+if TYPE_CHECKING:
+    from surestep.engine.data.samplers.basic import custom as custom
+    from surestep.engine.data.samplers.basic import sequential as sequential
+    from surestep.engine.data.samplers.basic import shuffled as shuffled
+    from surestep.engine.data.samplers.length import by_length as by_length
+    from surestep.engine.data.samplers.mixtures import mixture as mixture
+    from surestep.engine.data.samplers.weights import balanced as balanced
+    from surestep.engine.data.samplers.weights import weighted as weighted
+
+_HOMES = {
+    **dict.fromkeys(("custom", "sequential", "shuffled"), "basic"),
+    **dict.fromkeys(("balanced", "weighted"), "weights"),
+    **{"by_length": "length", "mixture": "mixtures"},
+}
 __all__ = ["balanced", "by_length", "custom", "mixture", "sequential", "shuffled", "weighted"]
+__getattr__ = import_lazily(__name__, _HOMES)
+
+
+def __dir__() -> list[str]:
+    return __all__
