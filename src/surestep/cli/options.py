@@ -19,8 +19,7 @@ from surestep.cli.config_file import ConfigFile, read_config_file
 from surestep.cli.help import ALIASES, asks_for_help, help_page, list_members
 from surestep.cli.parse import parse
 from surestep.config.config import LENGTHS, Config, iter_options
-from surestep.config.group import MAIN
-from surestep.config.spellings import what_to_use
+from surestep.config.group import MAIN, suggest_option
 from surestep.engine.step.gc import import_without_collecting
 from surestep.recipes.find import BUILT_IN, Outline, RecipeFile, find
 
@@ -88,7 +87,7 @@ def split_words(words: list[str], options: type[Any], parameters: Iterable[str])
     """Split a command line; spell out flags, groups and short forms: `--optim adamw --compile`."""
     of_config = dict(iter_options())
     own = {field.name.rstrip("_") for field in fields(options)} | {"help", "help_all"}
-    known = {*of_config, *own, *ALIASES, *(f"task.{parameter}" for parameter in parameters)}
+    known = [*of_config, *sorted(own), *ALIASES, *(f"task.{parameter}" for parameter in parameters)]
     on_or_off = {name for name, field in of_config.items() if "bool" in str(field.annotation)}
     lists = {field.name for field in fields(options) if "tuple" in str(field.type)}
     instead = getattr(options, "instead", {})
@@ -168,7 +167,7 @@ def _entries(words: list[str]) -> list[tuple[str, bool, list[str]]]:
 
 def _unknown(name: str, value: str, known: Iterable[str]) -> str:
     """Return that there is no such option, and which one may be meant."""
-    instead = what_to_use(name.rpartition(".")[2], value)
+    instead = suggest_option(name, value)
     if instead is not None:
         option = re.match(r"[a-z_.]+=", instead)
         meant = f"Use {'--' if option else ''}{instead}."

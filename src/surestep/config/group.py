@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache
 from inspect import cleandoc
@@ -30,6 +31,7 @@ MAIN: Mapping[str, str] = {
     **{"validation": "every", "checkpoint": "every", "logging": "every"},
     "early_stop": "patience",
 }
+_CHOICE_NAMES = ("name", "kind", "strategy", "type")  # of such a main option, in some library
 
 _LOCATIONS = "_locations"
 Locations = Mapping[str, str]  # where each option was set, by its full name
@@ -258,7 +260,7 @@ def not_allowed(option: str, value: Any, what: str) -> str:
 def _unknown(group: type[ConfigGroup], name: str, value: Any, locations: Locations) -> str:
     """Return a sentence that there is no such option, and which one may be meant."""
     full = group.prefix + name
-    instead = what_to_use(name, value)
+    instead = suggest_option(full, value)
     groups = [kind for kind in ConfigGroup.__subclasses__() if name in kind.model_fields]
     if instead is not None:
         meant = f"Use {instead}."
@@ -268,6 +270,26 @@ def _unknown(group: type[ConfigGroup], name: str, value: Any, locations: Locatio
     else:  # compared without the group, which all of them share
         meant = suggest_names(name, group.model_fields, group.prefix)
     return placed(full, f"There is no option {full!r}. {meant}", locations)
+
+
+def suggest_option(option: str, value: Any) -> str | None:
+    """Return what to set instead of an option that does not exist; None if that is not known.
+
+    Args:
+        option: its full name, as "average.name".
+        value: that was set.
+    """
+    group, _, name = option.rpartition(".")
+    kind = next((one for one in ConfigGroup.__subclasses__() if one.prefix == f"{group}."), None)
+    is_choice = kind is not None and group in MAIN and name in _CHOICE_NAMES
+    choices = _kind(kind, MAIN[group]).choices if is_choice else ()
+    if not choices:
+        return what_to_use(name, value)
+    main = f"{group}.{MAIN[group]}"
+    with suppress(ValueError):
+        value = read_word(main, value, choices)
+    words = [value] if value in choices else choices
+    return f"{main}={' or '.join(map(repr, words))}"
 
 
 def placed(option: str, sentence: str, locations: Locations) -> str:
