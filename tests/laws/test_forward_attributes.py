@@ -1,13 +1,14 @@
-"""A forward that changes a plain attribute on which its outputs or the loss depend.
+"""A step that changes a plain attribute on which outputs or the loss depend.
 
-Only the forwards of training may change it: a run equals a plain PyTorch script (law 3) however
-often it evaluates (law 4), a resumed run equals it too (law 2), and a skipped
-step changes nothing (law 5).
+Its forward, its loss, its batch_transform or a manual step may. Only training may change it: a run
+equals a plain PyTorch script (law 3) however often it evaluates (law 4), a resumed run equals it
+too (law 2), and a skipped step changes nothing (law 5).
 """
 
 from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -101,9 +102,39 @@ class Loss(nn.Module):
         return functional.cross_entropy(outputs * (1 + self.calls), targets, reduction="mean")
 
 
+class Fading:
+    """A batch_transform that weakens its inputs with each call."""
+
+    def __init__(self) -> None:
+        self.n, self.means = 0, [1.0]
+
+    def __call__(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        self.n += 1
+        self.means.append(abs(float(x[0, 0])))
+        return x / self.n * sum(self.means), y
+
+
+class CountingStep:
+    """A manual step that weakens its loss with each call, after its update."""
+
+    def __init__(self) -> None:
+        self.n = 1
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(outputs, targets, reduction="sum") / self.n
+
+    def __call__(self, manual_step: surestep.ManualStep) -> None:
+        for micro_batch in manual_step.micro_batches("layer"):
+            outputs, targets = manual_step.model(*micro_batch.args), micro_batch.targets
+            loss = self.loss(outputs, targets) / len(targets)
+            manual_step.backward(loss, micro_batch)
+        manual_step.step("layer")
+        self.n += 1
+
+
 KINDS = [
     *("number", "training", "later", "new", "tensor", "replaced", "list", "dict", "deque"),
-    *("array", "object", "loss"),
+    *("array", "object", "loss", "transform", "manual"),
 ]
 
 
@@ -111,25 +142,35 @@ def task_of(kind: str, bad: bool = False) -> surestep.Task:
     x, y = rows(44)
     if bad:
         x[int(plain.order_of(44, 0, 0)[BATCH])] = torch.nan
+    if kind == "manual":
+        optimizers = {"layer": surestep.Optim(lr=0.05)}
+        data = {"train": (x, y), "val": rows(20), "loss": nn.CrossEntropyLoss()}
+        return surestep.Task(Net("number"), **data, step=CountingStep(), optimizers=optimizers)
     loss = Loss() if kind == "loss" else nn.CrossEntropyLoss()
-    return surestep.Task(Net(kind), loss, (x, y), val=rows(20))
+    transform = Fading() if kind == "transform" else None
+    return surestep.Task(Net(kind), loss, (x, y), val=rows(20), batch_transform=transform)
 
 
 def plain_run(kind: str) -> nn.Module:
     """Train a model by a plain script that never evaluates."""
-    task = task_of(kind)
+    task, step, own = task_of(kind), CountingStep(), kind in ("loss", "manual")
 
     def sum_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        if kind == "manual":
+            loss = step.loss(outputs, targets)
+            step.n += 1
+            return loss
         return task.loss(outputs, targets) * len(targets)
 
     plain.exact_loop(
         task.model,
-        sum_loss if kind == "loss" else partial(functional.cross_entropy, reduction="sum"),
+        sum_loss if own else partial(functional.cross_entropy, reduction="sum"),
         *rows(44),
         steps=STEPS,
         batch_size=BATCH,
         micro_batch_size=BATCH,
         make_optimizer=plain.adamw(lr=0.05, fused=True),
+        transform=task.batch_transform,
     )
     return task.model
 
@@ -172,20 +213,25 @@ def check_resumed(folder: Folder, kind: str) -> None:
 
 
 @pytest.mark.parametrize("on_nonfinite", ["raise", "skip"])  # decided on the device, on the host
-@pytest.mark.parametrize("kind", ["number", "list", "tensor", "object"])
+@pytest.mark.parametrize(
+    "kind", ["number", "later", "list", "tensor", "object", "transform", "manual"]
+)
 def test_skipped_step_keeps_nothing_that_its_forward_changed(folder, kind, on_nonfinite):
     options = {**OPTIONS, "on_nonfinite": on_nonfinite}
-    with session_of(task_of(kind, bad=True), folder(), **options) as session:
+    task = task_of(kind, bad=True)
+    with session_of(task, folder(), **options) as session:
         steps = session.steps()
         next(steps)
-        before = attributes(session.model)
+        before = attributes(task)
         with pytest.raises(NonFiniteError) if on_nonfinite == "raise" else nullcontext():
             list(steps) if on_nonfinite == "raise" else next(steps)
-        assert attributes(session.model) == before
+        assert attributes(task) == before
 
 
-def attributes(model: nn.Module) -> list[Any]:
-    return [model.n, model.scale.tolist(), [*model.hist], model.config.schedule.n]
+def attributes(task: surestep.Task) -> list[Any]:
+    model, others = task.model, (task.batch_transform, task.step)
+    kept = [deepcopy(vars(other)) for other in others if isinstance(other, (Fading, CountingStep))]
+    return [model.n, model.scale.tolist(), [*model.hist], model.config.schedule.n, *kept]
 
 
 class Collecting(nn.Module):
@@ -243,7 +289,7 @@ def test_checkpoint_with_an_attribute_that_the_model_lacks_is_rejected(folder):
     task = task_of("number")
     del task.model.n
     task.model.kind = "new"
-    with pytest.raises(CheckpointError, match=r"model\.n, an attribute that the forward changed"):
+    with pytest.raises(CheckpointError, match=r"model\.n, an attribute that the steps changed"):
         session_of(task, path, **OPTIONS).close()
 
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from surestep.base.errors import TaskError
 from surestep.trainer.fit import fit
 from surestep.trainer.session import Session
 from tests.laws.support import spike_task
-from tests.multi_rank import deepspeed_engine, fsdp
+from tests.multi_rank import counting, deepspeed_engine, fsdp
 from tests.multi_rank.cases import data, net, opened, task, trained
 from tests.multi_rank.shard_options import Deep
 from tests.multi_rank.training_kinds import Found, Rows, clock_of, streaming
@@ -156,6 +157,7 @@ SHARDS: dict[str, Kind] = {
     "early stop": stopped_early,
     "frozen": frozen_by_code,
     "compiled": compiled,
+    "counters": partial(counting.counted, weights=whole_weights),
 }
 CUT: dict[str, dict[str, Any]] = {
     "full": {"strategy": "fsdp", "shard": "full"},

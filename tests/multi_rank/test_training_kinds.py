@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from tests.multi_rank.cases import data
+from tests.multi_rank.cases import data, trained
 from tests.multi_rank.checks import distance, same
+from tests.multi_rank.counting import counting
 from tests.multi_rank.on_four import on_ranks
 from tests.multi_rank.training_kinds import KINDS, resume_stream
 
@@ -119,3 +120,20 @@ def test_all_ranks_evaluate_with_the_saved_statistics(two):
         assert torch.equal(two[0]["batch norm"]["predicted"], found["predicted"])
         loss = nn.functional.cross_entropy(found["predicted"], data()[1])
         assert found["metrics"]["val/loss"] == pytest.approx(float(loss), rel=1e-6)
+
+
+def test_ranks_that_change_attributes_differently_are_warned_by_name(two):
+    """They differ after some steps; a list that the training changes is not saved."""
+    text = "The steps change the attributes model.n differently on each rank."
+    assert [text in shown for shown in two[0]["differing counters"]["warnings"]].count(True) == 1
+    assert not two[1]["differing counters"]["warnings"]
+    assert [
+        "depend on model.means, which a step changes" in notice
+        for notice in two[0]["differing counters"]["notices"]
+    ].count(True) == 1
+
+
+def test_attributes_of_two_ranks_are_resumed_in_one_process(one, launch, tmp_path):
+    shutil.copytree(launch(2) / "half of counters", tmp_path / "half")
+    found = trained(tmp_path / "half", counting())
+    assert distance(one["counters"]["weights"], found["weights"]) <= 1e-6

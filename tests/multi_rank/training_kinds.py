@@ -19,7 +19,8 @@ from surestep.engine.distributed import communicator as world
 from surestep.trainer.fit import fit
 from surestep.trainer.session import Session
 from tests.laws.support import manual_step_tasks, spike_task
-from tests.multi_rank.cases import data, net, net64, opened, result, task, trained
+from tests.multi_rank import counting
+from tests.multi_rank.cases import data, half, net, net64, opened, result, task, trained
 from tests.parts import see_log_points
 
 Found = dict[str, Any]
@@ -333,8 +334,13 @@ KINDS: dict[str, Callable[[Path], Found]] = {
     "branch": branched,
     "logs": logs,
     "measured": measured,
+    "counters": counting.counted,
 }
-OF_RANKS = {"batch norm": normed, "clock": by_the_clock, "half of a stream": half_of_a_stream}
+OF_RANKS = {
+    **{"batch norm": normed, "clock": by_the_clock, "half of a stream": half_of_a_stream},
+    "half of counters": lambda folder: half(folder, counting.counting),
+    "differing counters": counting.differing,
+}
 REFUSED: dict[str, Callable[[Path], str]] = {
     "mean of means": lambda folder: refused(lambda: with_metric(folder, Averaged())),
     "own metric": lambda folder: refused(lambda: with_metric(folder, Own())),

@@ -140,7 +140,7 @@ def build(
     leaves = _watch_leaves(planned, context, settings)
     settings.callback(set_modes, modes)
     loop = Loop(context, loader, plan)
-    writes = RestoreWrites(first.writes, first.attributes, loop)
+    writes = RestoreWrites(first, loop)
     check = check_requires_grad(state)
     if world.size > 1 and task.step is None and strategy.allows_warm_up:
         warm_up_ddp(context, loader, plan)

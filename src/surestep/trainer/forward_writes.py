@@ -3,17 +3,16 @@
 import itertools
 import json
 from collections.abc import Callable, Iterator
-from functools import partial
 
 from surestep.base.errors import TaskError
 from surestep.base.warn import warn
-from surestep.engine.batch import Batch
 from surestep.engine.buffers import Slot
+from surestep.engine.checks.first_batch import FirstBatchResult
 from surestep.engine.distributed.communicator import Communicator
 from surestep.engine.losses.state import own_module
 from surestep.engine.model.attribute_writes import NAME as ATTRIBUTES
-from surestep.engine.model.attribute_writes import AttributeWrites
 from surestep.engine.model.attributes import ObjectSnapshot
+from surestep.engine.model.compile import disable_compile
 from surestep.engine.model.forward_writes import ForwardWrites
 from surestep.engine.model.preserve import BufferSnapshot
 from surestep.engine.state.state import State
@@ -21,7 +20,6 @@ from surestep.engine.step.lbfgs import lbfgs_update
 from surestep.engine.step.log_point import LogPoint
 from surestep.engine.step.loop import Loop
 from surestep.engine.step.part import Part
-from surestep.engine.step.train_step import compute_loss
 from surestep.engine.task.init_weights import summarize_names
 
 
@@ -32,12 +30,16 @@ class RestoreWrites(Part):
     copies its parameters anyway.
     """
 
-    def __init__(self, writes: ForwardWrites, attributes: AttributeWrites, loop: Loop) -> None:
+    def __init__(self, first: FirstBatchResult, loop: Loop) -> None:
+        writes, attributes = first.writes, first.attributes
+        self._calls = first.calls
         self._context, self._world, self._layout = loop.context, loop.world, loop.loader.layout
         context, self._writes, self._attributes = self._context, writes, attributes
         self._is_manual = context.custom_update not in (None, lbfgs_update)
         self._compare: Callable[[], list[Slot]] | None = None
         self._notices: Iterator[str] = iter(())
+        self._are_many = self._world.size > 1  # ranks, which may have different attributes
+        self._warned: set[str] = set()
         for text in attributes.take_notices():
             warn(text)
         check_same_writes(self._world, writes)
@@ -47,49 +49,61 @@ class RestoreWrites(Part):
         context.state.callback_states[ATTRIBUTES] = attributes
         modules = context.state.model, own_module(context.loss)
         context.buffers = BufferSnapshot(*modules, writes=writes.possible)
-        context.buffers.copy_attributes = attributes.snapshot
+        context.buffers.copy_objects(attributes.snapshot)
         context.after_first_backward = self._note_backward
 
-    def _note_backward(self, batch: Batch | None) -> None:
-        """Compare what the first forward changed; the loss of its batch shows what needs it."""
+    def _note_backward(self) -> None:
+        """Compare what the first forward changed, before the parameters are updated."""
+        self._compare = self._context.buffers.compare(self._writes.compared)
+        if not self._is_manual:
+            self._find_attributes()
+
+    def _find_attributes(self) -> None:
         context, attributes = self._context, self._attributes
-        self._compare = context.buffers.compare(self._writes.compared)
-        calls = []
-        if batch is not None and self._world.size == 1:  # other ranks would have to call it too
-            calls.append(partial(compute_loss, context, batch))
+        calls = () if self._is_manual else self._calls  # which do not call the user's step
         if isinstance(before := context.buffers.copied, ObjectSnapshot):
-            attributes.find(before, calls)
-        context.buffers.keep_attributes(attributes.dependent)
+            with disable_compile(context.state.model), context.autocast:
+                attributes.find(before, calls)
+        self._calls = ()
+        context.buffers.keep_attributes(attributes.others, attributes.numbers)
 
     def on_first_step(self, state: State) -> None:
-        """Keep what the forward changed only."""
+        """Keep what the step changed only."""
         context, writes, is_manual = self._context, self._writes, self._is_manual
+        if is_manual:  # it may change attributes until it ends
+            self._find_attributes()
         writes.add(self._compare() if self._compare is not None else ())
         check_same_writes(self._world, writes)
         context.written = writes.slots
-        _warn_of_ranks(self._world, self._attributes)
+        self._warn_of_ranks()
         context.buffers.keep_only(writes.slots if is_manual else writes.slots_of_steps)
         notices = writes.describe(self._layout, is_manual=is_manual)
         self._notices = itertools.chain(notices, self._attributes.take_notices())
 
+    def on_due(self, state: State) -> None:
+        """Compare the values of the ranks, which may become different later."""
+        self._warn_of_ranks()
+
+    def _warn_of_ranks(self) -> None:
+        """Warn on rank 0 if attributes that are saved have different values on the ranks."""
+        if not self._are_many:
+            return
+        texts = self._world.all_gather_text(json.dumps(self._attributes.digests()))
+        found = [json.loads(text) for text in texts]
+        self._are_many = any(found)
+        names = sorted({name for own in found for name in own} - self._warned)
+        differing = [name for name in names if len({own.get(name) for own in found}) > 1]
+        self._warned.update(differing)
+        if differing and self._world.is_first:
+            warn(
+                f"The steps change the attributes {summarize_names(differing, 3)} differently on "
+                "each rank. A checkpoint has those of rank 0, so a resumed run differs from an "
+                "uninterrupted one. Keep them in buffers, which all ranks get from rank 0."
+            )
+
     def on_log(self, state: State, point: LogPoint) -> str | None:
         """Return what the forward changes, a sentence at each log point."""
         return next(self._notices, None)
-
-
-def _warn_of_ranks(world: Communicator, attributes: AttributeWrites) -> None:
-    """Warn on rank 0 if the ranks have different values of attributes, of which one is saved."""
-    if world.size == 1:
-        return
-    found = [json.loads(text) for text in world.all_gather_text(json.dumps(attributes.digests()))]
-    names = sorted({name for own in found for name in own})
-    differing = [name for name in names if len({own.get(name) for own in found}) > 1]
-    if differing and world.is_first:
-        warn(
-            f"The forward changes the attributes {summarize_names(differing, 3)} differently on "
-            "each rank. A checkpoint has those of rank 0, so a resumed run differs from an "
-            "uninterrupted one. Keep them in buffers, which all ranks get from rank 0."
-        )
 
 
 def check_same_writes(world: Communicator, writes: ForwardWrites) -> None:

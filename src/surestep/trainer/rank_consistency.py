@@ -187,7 +187,7 @@ def warm_up_ddp(context: StepContext, loader: BatchLoader, plan: Plan) -> None:
     """
     batch = loader.move(next(loader.batches(0)))
     if loader.transform is not None:
-        batch = loader.transform(batch, 0)
+        batch = loader.transform.preview(batch, 0)
     # With a static graph DDP learns from the first backward what is unused.
     finds_unused = plan.parallel_find_unused_parameters or plan.parallel_static_graph
     if context.strategy.copies_model and not finds_unused:

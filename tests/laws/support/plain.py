@@ -121,6 +121,7 @@ def exact_loop(
     max_grad_norm: float = 1.0,
     weight_decay: float = 0.01,
     seed: int = 0,
+    transform: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
 ) -> list[float]:
     """Train with the documented arithmetic and seeds; return the loss of each step."""
     model.train()
@@ -131,12 +132,15 @@ def exact_loop(
         order = order_of(n, seed, epoch)
         for start in range(0, n, batch_size):
             end = min(start + batch_size, n)
+            inputs, targets = x[order[start:end]], y[order[start:end]]
+            if transform is not None:
+                inputs, targets = transform(inputs, targets)
             optimizer.zero_grad()
             loss_sum = torch.zeros(())
             for first in range(start, end, micro_batch_size):
-                rows = order[first : min(first + micro_batch_size, end)]
+                rows = slice(first - start, first - start + micro_batch_size)
                 torch.manual_seed(seed_of(f"model {seed} {step} {first}"))
-                loss = sum_loss(model(x[rows]), y[rows])
+                loss = sum_loss(model(inputs[rows]), targets[rows])
                 (loss / (end - start)).backward()
                 loss_sum = loss_sum + loss.detach()
             clip_grad_norm_(model.parameters(), max_grad_norm)

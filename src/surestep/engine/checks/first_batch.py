@@ -1,7 +1,7 @@
 """Checks of the first batch: data, shapes, loss, denominator and metrics, before a run."""
 
 import warnings
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -74,7 +74,7 @@ from surestep.engine.metrics.base import (
 )
 from surestep.engine.metrics.copies import copy_metric
 from surestep.engine.metrics.whole_set import WholeSetMetric, metric_error
-from surestep.engine.model.attribute_writes import AttributeWrites
+from surestep.engine.model.attribute_writes import AttributeWrites, Call
 from surestep.engine.model.forward_errors import FAILURES, explain_forward, nesting_hint
 from surestep.engine.model.forward_writes import ForwardWrites
 from surestep.engine.model.preserve import preserve_buffers
@@ -100,13 +100,15 @@ class FirstBatchResult:
         writes: the parameters that its forward changes.
         narrow_norms: the BatchNorm layers that see one value per sample and channel.
         signature: what the model takes and returns; None if it was not called.
-        attributes: those that its forward or the loss changes.
+        attributes: those that a step changes.
+        calls: show on which of them outputs depend; empty if that is not possible.
     """
 
     writes: ForwardWrites
     attributes: AttributeWrites
     narrow_norms: set[nn.Module] = field(default_factory=set)
     signature: dict[str, Any] | None = None
+    calls: Sequence[Call] = ()
 
 
 def check_first_batch(
@@ -134,16 +136,19 @@ def check_first_batch(
     read, micro = loader.first()
     raw, micro = replace_nonfinite(loader, read, micro, skips=skips)
     writes = ForwardWrites(model, loader.loss.module, loader.loss.teacher)
-    attributes = AttributeWrites({"model": model, **code_of_losses(loader.loss)})
+    functions = {"batch_transform": task.batch_transform, "step": task.step}
+    used = {name: function for name, function in functions.items() if function is not None}
+    attributes = AttributeWrites({"model": model, **code_of_losses(loader.loss), **used})
     if loader.loss.kind == "none":
         return FirstBatchResult(writes, attributes)
     before = attributes.snapshot()
     checks = _Checks(model, loader, task, raw, judged_by, writes, is_read=raw is read)
+    calls = make_calls(checks, micro)
     if loader.loss.is_in_training_only:
         with autocast, torch.no_grad(), preserve_torch_rng(loader.device):
             signature = checks.run_in_training(micro)
-            attributes.find(before, make_calls(checks, micro))
-        return FirstBatchResult(writes, attributes, signature=signature)
+            attributes.find(before, calls)
+        return FirstBatchResult(writes, attributes, signature=signature, calls=calls)
     with (
         preserve_buffers(model, loader.loss.module),
         eval_mode(model),
@@ -155,7 +160,7 @@ def check_first_batch(
         _warn_of_batch_count(loader, micro)
         with autocast:
             narrow, tried, signature = checks.run(micro)
-            attributes.find(before, make_calls(checks, micro))
+            attributes.find(before, calls)
         pop_logged()
     for head, value in tried if fresh else ():
         class_dim = head.loss.find_class_dim(head.outputs)
@@ -163,7 +168,8 @@ def check_first_batch(
             classes = head.outputs.shape[class_dim]
             check_first_loss(float(value) / head.micro_batch.items, classes, head.name)
     # Of ready batches, the sizes of the others are not known.
-    return FirstBatchResult(writes, attributes, set() if loader.is_ready else narrow, signature)
+    narrow = set() if loader.is_ready else narrow
+    return FirstBatchResult(writes, attributes, narrow, signature, calls)
 
 
 @dataclass(frozen=True)
@@ -370,11 +376,15 @@ class _Checks:
         if isinstance(transform.function, MixTransform):
             transform.function.check(self.loader.loss, micro.targets)
         try:
-            batch = self.loader.batch([micro] * transform.ranks, (0, 0, 0))
-            (changed,) = transform(batch, -1).micro_batches
+            changed = self.transformed(transform, micro)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             raise TaskError(f"batch_transform fails on the first batch: {error}") from error
         self.forward_and_loss(changed)
+
+    def transformed(self, transform: BatchTransform, micro: MicroBatch) -> MicroBatch:
+        """Return a micro-batch as the step will get it."""
+        batch = self.loader.batch([micro] * transform.ranks, (0, 0, 0))
+        return transform(batch, -1).micro_batches[0]
 
     def _check_metrics(self, outputs: Any, micro: MicroBatch) -> None:
         """Try each metric: its failure would come at the end of an epoch.

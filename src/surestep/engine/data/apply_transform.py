@@ -24,6 +24,7 @@ from surestep.engine.data.seeded_call import SeededCalls
 from surestep.engine.losses.adapt import Loss
 from surestep.engine.losses.mixed import MixedTargets
 from surestep.engine.losses.multi import with_items
+from surestep.engine.model.attributes import preserve_attributes
 from surestep.engine.plan.plan import Plan
 from surestep.engine.rng import derive_seed
 from surestep.engine.task.task import Task
@@ -94,6 +95,11 @@ class BatchTransform:
             items=sum((micro.items for micro in changed), 0.0),
             part_items=sum_part_items(changed),
         )
+
+    def preview(self, batch: Batch, step: int) -> Batch:
+        """Return the changed batch of a step that is not taken: attributes are restored."""
+        with preserve_attributes(self.function):
+            return self(batch, step)
 
     def _call(self, inputs: Any, targets: Any, seed: int) -> tuple[Any, Any]:
         more = {}

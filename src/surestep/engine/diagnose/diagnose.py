@@ -62,7 +62,7 @@ def diagnose(context: StepContext, batch: Batch, *, index: Tensor | range | None
         index: of the sample at each position of the epoch; None if there is none.
     """
     if context.transform is not None:
-        batch = context.transform(batch, context.state.progress.step)
+        batch = context.transform.preview(batch, context.state.progress.step)
     divisor = batch.items if context.loss.divides else 1.0
     if context.state.unfreezing is not None:
         context.state.unfreezing.apply(context.state.progress.steps_taken)

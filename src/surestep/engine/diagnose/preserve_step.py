@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from surestep.engine.losses.multi import code_of_losses
 from surestep.engine.metrics.base import pop_logged
 from surestep.engine.model.attributes import preserve_attributes
 from surestep.engine.model.compile import disable_compile
@@ -58,7 +57,8 @@ def preserve_state(context: StepContext) -> Iterator[None]:
         seed_loading(derive_seed("check", 0))
         stack.enter_context(context.train_modes.use())
         stack.enter_context(preserve_buffers(model, context.loss.module, writes=context.writes))
-        stack.enter_context(preserve_attributes(model, *code_of_losses(context.loss).values()))
+        codes = context.attributes.codes if context.attributes is not None else {"model": model}
+        stack.enter_context(preserve_attributes(*codes.values()))
         stack.enter_context(disable_compile(model))
         stack.enter_context(_without_hooks(*state.optimizers.values()))
         for schedule in state.schedules.values():

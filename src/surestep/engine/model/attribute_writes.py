@@ -1,7 +1,8 @@
-"""Plain attributes that a forward changes, such as a counter, if the outputs or the loss need them.
+"""Plain attributes that a step changes, such as a counter, if the outputs or the loss need them.
 
-Only the forwards of steps may change them, and a checkpoint has them. They are found in the checks
-of the first batch, in eval mode, and in the first step, in train mode.
+A forward, a loss, a batch_transform or a manual step may change them. Only steps may, and a
+checkpoint has them. They are found in the checks of the first batch, in eval mode, and in the first
+step, in train mode.
 """
 
 from collections import deque
@@ -24,7 +25,7 @@ from surestep.engine.model.attributes import (
     preserve_attributes,
     restore_part,
 )
-from surestep.engine.plan.not_checked import not_checked
+from surestep.engine.plan.not_checked import is_collecting, not_checked
 from surestep.engine.task.init_weights import summarize_names
 
 NAME = "the attributes that forwards change"  # of their entry in `callback_states`
@@ -32,18 +33,19 @@ _COLLECTIONS: dict[str, type[Any]] = {kind.__name__: kind for kind in (list, dic
 _LEAVES = (bool, int, float, str, type(None))
 _NUMBERS = (int, float)
 _MOST_CALLS = 32  # of the model, to distinguish the attributes of different objects
-_Call = Callable[[], list[Tensor]]
+Call = Callable[[], list[Tensor]]  # of what a step calls
 
 
 class AttributeWrites:
     """Finds the attributes that forwards change; a checkpoint has their values as its state.
 
     Args:
-        codes: the model and the losses, by the first part of the paths of their attributes.
+        codes: the model, the losses and the functions of a step, by the first part of the paths of
+            their attributes.
 
     Attributes:
         slots: those to restore after evaluations and to save.
-        dependent: those to restore after a skipped step, which may wait for the device.
+        dependent: those on which outputs depend.
     """
 
     def __init__(self, codes: Mapping[str, Any]) -> None:
@@ -51,18 +53,19 @@ class AttributeWrites:
         self.slots: list[Attribute] = []
         self.dependent: list[Attribute] = []
         self._notices: list[str] = []
+        self._listed: set[str] = set()  # those of which it is not known what depends on them
         self._first: dict[str, AttributeSnapshot] = {}
 
     def snapshot(self) -> ObjectSnapshot:
         """Copy what a forward may change, to compare it later."""
         return ObjectSnapshot(self.codes)
 
-    def find(self, before: ObjectSnapshot, calls: Sequence[_Call]) -> None:
+    def find(self, before: ObjectSnapshot, calls: Sequence[Call]) -> None:
         """Add what has changed, with its effect on what `calls` return; no value is restored.
 
         Args:
             before: a copy of all before the change.
-            calls: call the model and the loss with the same seeds; empty if that is not possible.
+            calls: call what a step calls, with the same seeds; empty if that is not possible.
         """
         settled = {slot.path for slot in self.dependent}
         changed = [slot for slot in before.changed() if slot.path not in settled]
@@ -78,22 +81,42 @@ class AttributeWrites:
             if slot in dependent or slot in numbers:
                 self._add(slot, before.select([slot]))
         self.dependent += dependent
-        left = [slot.path for slot in changed if slot not in dependent and slot not in numbers]
-        if left:
-            why = (
-                "those of the first batch do not" if calls else "the model is not called to see it"
-            )
-            what = f"whether outputs depend on {summarize_names(left, 3)}, which a forward changes"
-            not_checked(what, why)
+        self._list_left([slot for slot in changed if slot.path not in self._first], bool(calls))
         for slot in dependent:
             if not _can_be_saved(slot.value) and not _has_extra_state(slot.module):
                 self._notices.append(
-                    f"The forward changes {slot.path}, a {type(slot.value).__name__}, and its "
-                    "outputs or the loss depend on it. A checkpoint does not hold such an object, "
+                    f"A step changes {slot.path}, a {type(slot.value).__name__}, and outputs or "
+                    "the loss depend on it. A checkpoint does not hold such an object, "
                     "so a resumed run differs from an uninterrupted one. Keep its numbers in "
                     "tensors of self.register_buffer(), or return them in get_extra_state() and "
                     "load them in set_extra_state()."
                 )
+
+    def _list_left(self, left: list[Attribute], is_called: bool) -> None:
+        """List those that are neither restored nor saved, in the Plan or in a notice."""
+        names = [slot.path for slot in left if slot.path not in self._listed]
+        if not names:
+            return
+        self._listed.update(names)
+        what = f"whether outputs depend on {summarize_names(names, 3)}, which a step changes"
+        if is_called or is_collecting():
+            why = "those of the first batch do not" if is_called else "they are not computed again"
+            not_checked(what, why)
+        else:
+            self._notices.append(
+                f"It is not checked {what}. A checkpoint does not have it, so a resumed run may "
+                "differ from an uninterrupted one. Keep what outputs depend on in a buffer."
+            )
+
+    @property
+    def numbers(self) -> list[Attribute]:
+        """Those that are numbers, which are restored after a skipped step too."""
+        return [slot for slot in self.slots if type(slot.value) in _NUMBERS]
+
+    @property
+    def others(self) -> list[Attribute]:
+        """The other ones to restore after a skipped step, which waits for the device."""
+        return [slot for slot in self.dependent if type(slot.value) not in _NUMBERS]
 
     def _add(self, slot: Attribute, first: AttributeSnapshot) -> None:
         if slot.path not in self._first:
@@ -101,13 +124,13 @@ class AttributeWrites:
             self._first[slot.path] = first
 
     def _find_dependent(
-        self, before: AttributeSnapshot, changed: list[Attribute], calls: Sequence[_Call]
+        self, before: AttributeSnapshot, changed: list[Attribute], calls: Sequence[Call]
     ) -> list[Attribute]:
         """Return the attributes without whose change a call returns something different."""
         after, groups = AttributeSnapshot(changed), _group(changed)
         dependent: list[Attribute] = []
 
-        def call_from(slots: list[Attribute], call: _Call) -> list[Tensor]:
+        def call_from(slots: list[Attribute], call: Call) -> list[Tensor]:
             before.select(slots).restore()
             try:
                 with preserve_attributes(*self.codes.values()):
@@ -154,15 +177,15 @@ class AttributeWrites:
             CheckpointError: they are those of a different model or loss.
         """
         known = {slot.path: slot for slot in self.slots}
-        if self.codes.keys() == {"model"}:  # the loss is not needed for weights alone
-            state = {path: value for path, value in state.items() if path.startswith("model.")}
+        # Weights alone need no loss, and an evaluation no batch_transform.
+        needed = {"model"} if self.codes.keys() == {"model"} else {"model", "loss", *self.codes}
+        state = {path: value for path, value in state.items() if _root(path) in needed}
         found = {path: known.get(path) or find_attribute(self.codes, path) for path in state}
         for path, slot in found.items():
             if slot is None or (slot.value is ABSENT and not state[path]["is_new"]):
                 raise CheckpointError(
-                    f"The checkpoint has a value of {path}, an attribute that the forward changed, "
-                    "and there is no such attribute here. Build the model and the loss that were "
-                    "trained."
+                    f"The checkpoint has a value of {path}, an attribute that the steps changed, "
+                    f"and there is no such attribute here. Pass the {_root(path)} that was trained."
                 )
         for path, first in self._first.items():
             if path not in found:
@@ -172,6 +195,11 @@ class AttributeWrites:
             if path not in known:
                 self._add(slot, AttributeSnapshot([slot]))
             _load(slot, state[path])
+
+
+def _root(path: str) -> str:
+    """Return what a path starts at, as "loss" of "loss['a'].calls"."""
+    return path.partition(".")[0].partition("[")[0]
 
 
 def _group(slots: list[Attribute]) -> list[list[Attribute]]:

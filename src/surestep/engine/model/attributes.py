@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from surestep.engine.buffers import version_of
 from surestep.engine.own_generators import is_generator
 
-_OF_MODULES = vars(nn.Module()).keys()  # what torch keeps in every module
+_OF_MODULES = {*vars(nn.Module()), "_compiled_call_impl"}  # what torch keeps in modules
 _NOT_OF_USERS = sys.stdlib_module_names | {"numpy", "torch", "surestep"}
 _COLLECTIONS = (list, dict, set, deque)
 _LEAVES = {bool, int, float, complex, str, bytes, type, type(None)}
@@ -236,9 +236,18 @@ def _members(part: Any) -> Iterator[tuple[str, Any]]:
 
 def _has_attributes(value: Any) -> bool:
     """Return whether a value is an object of a class of the user, or of another package."""
-    home = type(value).__module__.partition(".")[0]
+    home = _class_of(value).__module__.partition(".")[0]
     is_of_users = home not in _NOT_OF_USERS and not isinstance(value, type)
     return (is_of_users or type(value) is SimpleNamespace) and hasattr(value, "__dict__")
+
+
+def _class_of(value: Any) -> type:
+    """Return the class of an object; of a module, without the one that FSDP derives from it."""
+    if isinstance(value, nn.Module):
+        names = [base.__name__ for base in type(value).__mro__]
+        if "FSDPModule" in names:
+            return type(value).__mro__[names.index("FSDPModule") + 1]
+    return type(value)
 
 
 def _restore_attributes(now: dict[str, Any], old: dict[str, Any]) -> None:
@@ -318,7 +327,10 @@ def _structure(code: Any, owners: list[Any]) -> list[int]:
     """Return the layers and parameters of code, and how many buffers and hooks its parts have."""
     parts = []
     if isinstance(code, nn.Module):
-        parts = [*map(id, code.modules()), *map(id, code.parameters())]
+        parts = [*map(id, code.modules())]
+        # FSDP replaces parameters by shards of them, and back.
+        if all(_class_of(part) is type(part) for part in code.modules()):
+            parts += map(id, code.parameters())
     for name, value in (item for owner in owners for item in vars(owner).items()):
         if name in _OF_MODULES:
             parts += [len(value)] if isinstance(value, dict) else []

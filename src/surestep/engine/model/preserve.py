@@ -28,8 +28,10 @@ class BufferSnapshot:
         writes: parameters and attributes that a forward changes, which are restored too.
 
     Attributes:
-        copy_attributes: copies attributes; None if there are none.
-        copied: their copy; None if there is none.
+        has_attributes: whether there are attributes to copy.
+        copied: their copy; None if there is none. If only the device knows whether a step counts,
+            it is read.
+        numbers: a copy of attributes that are numbers; a log point restores it after such a step.
     """
 
     def __init__(self, *modules: nn.Module | None, writes: Iterable[Write] = ()) -> None:
@@ -48,8 +50,9 @@ class BufferSnapshot:
                 attributes.append(write)
             else:
                 self._writes.append(write)
-        self.copy_attributes: Callable[[], AttributeSnapshot] | None = None
+        self._copy_attributes: Callable[[], AttributeSnapshot] | None = None
         self.copied: AttributeSnapshot | None = None
+        self.numbers: AttributeSnapshot | None = None
         self.keep_attributes(attributes)
         self.slots += [(module._parameters, name) for _, module, name in self._writes]
         self._kept: list[_Kept | None] = []
@@ -58,6 +61,18 @@ class BufferSnapshot:
         self._flags: list[dict[str, Any]] = []
 
     def save(self) -> None:
+        """Copy the attributes, the buffers and the parameters."""
+        self.save_attributes()
+        self.save_tensors()
+
+    def save_attributes(self) -> None:
+        """Copy the attributes."""
+        if self._copy_attributes is not None:
+            self.copied = self._copy_attributes()
+        if self._numbers:
+            self.numbers = AttributeSnapshot(self._numbers)
+
+    def save_tensors(self) -> None:
         """Copy the buffers, and the parameters.
 
         A forward may change parameters once, and note that in an attribute, which is restored too.
@@ -66,8 +81,6 @@ class BufferSnapshot:
             {name: value for name, value in now.items() if type(value) in _FLAGS}
             for now in self._attributes
         ]
-        if self.copy_attributes is not None:
-            self.copied = self.copy_attributes()
         with torch.no_grad():
             before = self._kept or [None] * len(self.slots)
             self._kept = [
@@ -107,16 +120,25 @@ class BufferSnapshot:
         if not kept:
             self._attributes, self._flags = [], []
 
-    def keep_attributes(self, attributes: Sequence[Attribute]) -> None:
-        """Restore only these attributes from now on."""
+    def keep_attributes(
+        self, attributes: Sequence[Attribute], numbers: Sequence[Attribute] = ()
+    ) -> None:
+        """Restore only these attributes from now on, and numbers."""
         if self.copied is not None:
+            self.numbers = self.copied.select(numbers) if numbers else None
             self.copied = self.copied.select(attributes) if attributes else None
-        self.copy_attributes = partial(AttributeSnapshot, attributes) if attributes else None
+        self._copy_attributes = partial(AttributeSnapshot, attributes) if attributes else None
+        self._numbers, self.has_attributes = numbers, bool(attributes or numbers)
+
+    def copy_objects(self, copy: Callable[[], AttributeSnapshot]) -> None:
+        """Restore all attributes that are copied by a function, until some are chosen."""
+        self._copy_attributes, self.has_attributes = copy, True
 
     def restore_attributes(self) -> None:
         """Restore attributes, and if parameters were changed all of modules that are numbers."""
-        if self.copied is not None:
-            self.copied.restore()
+        for copied in (self.copied, self.numbers):
+            if copied is not None:
+                copied.restore()
         if self._attributes and self.compare(self._writes)():
             for now, flags in zip(self._attributes, self._flags, strict=True):
                 now.update(flags)
@@ -126,7 +148,7 @@ class BufferSnapshot:
         """Restore the copy if the step was not taken; on the device if only the device knows.
 
         The device is read in a step that fills a buffer, changes its shape or dtype, or changes an
-        attribute.
+        attribute that is not a number.
         """
         if outcome.nonfinite_flag is None and outcome.took_step:
             return

@@ -22,6 +22,11 @@ class NotChecked:
 _COLLECTED: ContextVar[NotChecked | None] = ContextVar("not checked", default=None)
 
 
+def is_collecting() -> bool:
+    """Return whether the Plan will list what is not checked; it does not in a step."""
+    return _COLLECTED.get() is not None
+
+
 def not_checked(what: str, why: str) -> None:
     """Note that a check gives up; a check that does not apply to a Task notes nothing.
 

@@ -36,7 +36,7 @@ def lbfgs_update(context: StepContext, batch: Batch, divisor: float) -> UpdateRe
             return loss_sum / divisor
 
         loss_sum, _, logged = forward_backward(context, batch, divisor)
-        context.end_first_backward(batch)
+        context.end_first_backward()
         for hook in context.on_backward:
             hook(context.state)
         norms = context.strategy.clip_grad_norm()

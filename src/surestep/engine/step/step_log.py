@@ -132,6 +132,8 @@ class StepLog:
         """Restore what is counted to the state before the first of these steps."""
         state = self._context.state
         state.progress = undone[0].progress_before
+        if (numbers := undone[0].numbers_before) is not None:
+            numbers.restore()
         counts = state.counts
         counts.after_spike -= sum(result.samples == 0 for result in undone)
         counts.no_items -= sum(result.norms is None and result.samples > 0 for result in undone)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from surestep.engine.batch import Batch, MicroBatch, flatten_tensors, zero_loss
+from surestep.engine.batch import Batch, MicroBatch, zero_loss
 from surestep.engine.buffers import Slot
 from surestep.engine.data.apply_transform import BatchTransform
 from surestep.engine.losses.adapt import Loss
@@ -21,11 +21,11 @@ from surestep.engine.losses.base import HALF
 from surestep.engine.losses.multi import weighted_sum
 from surestep.engine.metrics import base as metrics
 from surestep.engine.model.attribute_writes import AttributeWrites
-from surestep.engine.model.compile import disable_compile
-from surestep.engine.model.preserve import BufferSnapshot, Write, preserve_buffers
+from surestep.engine.model.attributes import AttributeSnapshot
+from surestep.engine.model.preserve import BufferSnapshot, Write
 from surestep.engine.modes import TrainModes
 from surestep.engine.parallel.base import Strategy
-from surestep.engine.rng import GlobalGenerators, ModelRNG, preserve_torch_rng
+from surestep.engine.rng import GlobalGenerators, ModelRNG
 from surestep.engine.schedule.groups import GroupSchedule
 from surestep.engine.state.state import Progress, State
 from surestep.engine.step.unheld_leaves import UnheldLeafCheck
@@ -49,6 +49,7 @@ class StepResult:
         loss_sum: the loss summed over its items, (); None if the batch had no items.
         logged: parts of the values that the Task logged.
         is_fatal: the host knows that it was not finite, and it must not be skipped.
+        numbers_before: the attributes that are numbers, before it; None if no forward changes any.
     """
 
     step: int
@@ -63,6 +64,7 @@ class StepResult:
     loss_sum: Tensor | None
     logged: list[Logged]
     is_fatal: bool = False
+    numbers_before: AttributeSnapshot | None = None
 
     @property
     def loss(self) -> Tensor:
@@ -122,7 +124,7 @@ class StepContext:
     leaves: UnheldLeafCheck | None = None
     written: Sequence[Slot] = ()
     attributes: AttributeWrites | None = None
-    after_first_backward: Callable[[Batch | None], None] | None = None
+    after_first_backward: Callable[[], None] | None = None
     signature: dict[str, Any] | None = None
 
     @property
@@ -130,11 +132,11 @@ class StepContext:
         """The parameters and attributes that a forward changes."""
         return [*self.written, *(() if self.attributes is None else self.attributes.slots)]
 
-    def end_first_backward(self, batch: Batch | None = None) -> None:
-        """Call what waits for the first backward pass of a run; a manual step has no batch."""
+    def end_first_backward(self) -> None:
+        """Call what waits for the first backward pass of a run."""
         call, self.after_first_backward = self.after_first_backward, None
         if call is not None:
-            call(batch)
+            call()
 
 
 _NOT_UPDATED = UpdateResult(StepOutcome(False), None, None, [])
@@ -148,7 +150,9 @@ def train_step(context: StepContext, batch: Batch) -> StepResult:
     items updates nothing.
     """
     state, strategy, before = context.state, context.strategy, context.state.progress
-    schedule = context.schedule
+    schedule, buffers = context.schedule, context.buffers
+    if buffers.has_attributes:
+        buffers.save_attributes()  # the transform may change some
     if len(context.strategy.optimizer.param_groups) != len(schedule.groups):
         schedule.check_count()
     lr_factor = schedule.factor_at(before.steps_taken)
@@ -166,8 +170,8 @@ def train_step(context: StepContext, batch: Batch) -> StepResult:
                 break
         if state.average is not None:
             state.average.take_in()
-        if context.buffers.slots or context.buffers.copy_attributes is not None:
-            context.buffers.save()
+        if buffers.slots:
+            buffers.save_tensors()
         divisor = items if context.loss.divides else 1.0
         if context.custom_update is not None:
             update = context.custom_update(context, batch, divisor)
@@ -175,8 +179,8 @@ def train_step(context: StepContext, batch: Batch) -> StepResult:
             # The optimizer may draw from the generators of numpy and Python as well.
             with context.generators.preserved() if context.generators.seeded else _UNCHANGED:
                 update, items = _usual_update(context, batch, divisor, lr_factor)
-        if context.buffers.slots or context.buffers.copy_attributes is not None:
-            context.buffers.restore(update.outcome)
+        if buffers.slots or buffers.has_attributes:
+            buffers.restore(update.outcome)
     if state.average is not None:
         state.average.update(before.step + 1, update.outcome)
     took_step = update.outcome.took_step
@@ -187,7 +191,8 @@ def train_step(context: StepContext, batch: Batch) -> StepResult:
     state.progress = Progress(step, steps_taken, epoch, position, seen)
     first, divisor = schedule.groups[0], items if context.loss.divides else 1.0
     lr = first.lr * (lr_factor / first.factor)
-    return StepResult(step, batch.epoch, lr, items, divisor, batch.samples, before, *update)
+    done = (step, batch.epoch, lr, items, divisor, batch.samples, before, *update)
+    return StepResult(*done, numbers_before=buffers.numbers)
 
 
 def _usual_update(
@@ -213,7 +218,7 @@ def _usual_update(
             generators.restore(states, before[2])
             loss_sum, items, logged = _recompute_seeded(context, batch, divisor)
     if context.after_first_backward is not None:
-        context.end_first_backward(batch)
+        context.end_first_backward()
     if not items:  # under DDP the items of all ranks may arrive with the gradients
         return _NOT_UPDATED, items
     strategy.unscale()
@@ -276,28 +281,6 @@ def forward_backward(context: StepContext, batch: Batch, divisor: float) -> Grad
     assert total is not None
     gradients = Gradients(total, batch.items, logged)
     return strategy.finish_backward(gradients) if is_shared else gradients
-
-
-@torch.no_grad()
-def compute_loss(context: StepContext, batch: Batch) -> list[Tensor]:
-    """Return the outputs and the loss of the first micro-batch, and change nothing.
-
-    Their random numbers are those of the step.
-    """
-    state, micro_batch = context.state, batch.micro_batches[0]
-    with (
-        preserve_torch_rng(context.randomness.device),
-        preserve_buffers(state.model, context.loss.module, writes=context.writes),
-        disable_compile(state.model),
-        context.autocast,
-    ):
-        # numpy's and Python's generators are not always seeded by that of the step.
-        ModelRNG(context.randomness.seed, context.randomness.device).seed_for("trial", 0)
-        context.randomness.seed_for("model", state.progress.step, micro_batch.position)
-        outputs = state.model(*micro_batch.args, **micro_batch.kwargs)
-        loss = _loss_sum(context, batch, micro_batch, outputs, 1.0, [])
-    metrics.pop_logged()
-    return [tensor.clone() for tensor in flatten_tensors((outputs, loss))]
 
 
 def _loss_sum(
