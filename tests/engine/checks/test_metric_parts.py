@@ -70,6 +70,9 @@ NOT_MEANS = {
     "median": (numbers, lambda o, t: (o - t).abs().median()),
     "maximum": (numbers, lambda o, t: (o - t).abs().max()),
     "sum": (numbers, lambda o, t: (o - t).abs().sum()),
+    "all correct": (classes, lambda o, t: (o.argmax(1) == t).all().float()),
+    "all correct of two": (binary, lambda o, t: float(((o > 0) == (t > 0.5)).all())),
+    "any wrong": (classes, lambda o, t: (o.argmax(1) != t).any().float()),
     "spread": (classes, lambda o, t: o.std(unbiased=False)),
     "balanced": (
         classes,
@@ -154,6 +157,30 @@ def test_metric_of_rare_classes_is_rejected_if_the_first_batch_has_none(tmp_path
     parts["train"] = X, targets
     with pytest.raises(TaskError, match=r"not a mean over samples: .*other outputs and classes"):
         prepared(tmp_path, parts, metric, data={"shuffle": False})
+
+
+def tokens(o, t):
+    return o.argmax(2) == t
+
+
+def test_exact_match_of_sequences_is_distinguished_from_that_of_a_batch(tmp_path):
+    targets = torch.randint(3, (64, 5), generator=torch.Generator().manual_seed(0))
+    model = nn.Sequential(nn.Linear(X.shape[1], 15), nn.Unflatten(1, (5, 3)))
+
+    def loss(outputs, targets):
+        return nn.functional.cross_entropy(outputs.movedim(2, 1), targets)
+
+    parts = {"model": model, "loss": loss, "train": (X, targets), "val": (X, targets)}
+    prepared(tmp_path / "each", parts, lambda o, t: tokens(o, t).all(1).float().mean())
+    with pytest.raises(TaskError, match=r"metrics\['m'\] is not a mean over samples"):
+        prepared(tmp_path / "batch", parts, lambda o, t: tokens(o, t).all().float())
+
+
+def test_metric_with_one_value_for_all_outputs_is_listed_as_not_checked(tmp_path):
+    parts = {**classes(fresh), "metrics": {"m": lambda o, t: 0.25}}
+    with tiny.prepare(tmp_path / "run", parts, batch_size=32, max_steps=1) as session:
+        noted = session.plan.reason("not_checked")
+    assert "metrics['m']: it is 0.25 for all samples and outputs that were tried" in noted
 
 
 def test_mean_over_tokens_is_distinguished_from_a_mean_over_samples(tmp_path):

@@ -22,6 +22,7 @@ from surestep.engine.checks.samples import (
     draw_classes,
     is_list_of_samples,
     is_per_sample,
+    predicted_classes,
     select_samples,
     split_in_two,
 )
@@ -75,12 +76,17 @@ def _check_parts(name: str, metric: Any, outputs: Any, micro: MicroBatch, loss: 
         warnings.simplefilter("ignore")  # of a metric that is not defined for few samples
         most_of = _SAMPLES if is_split else ()  # those of an image, as boxes, may depend on it
         varied = (_trials_varied(outputs, micro, loss, most) for most in most_of)
+        found: list[float] = []
+        for trial in _trials_predicted(outputs, micro):
+            found += _compare(name, metric, outputs, trial, loss)
         # Of each, the first that shows something: it need not be defined for varied outputs.
-        shown = [
-            any(_compare(name, metric, outputs, trial, loss) for trial in trials)
-            for trials in (_trials_given(micro), *varied)
-        ]
-        why = "" if any(shown) else "it is not finite for samples of the first batch"
+        for trials in (_trials_given(micro), *varied):
+            found += next(
+                filter(None, (_compare(name, metric, outputs, t, loss) for t in trials)), []
+            )
+        why = "" if found else "it is not finite for samples of the first batch"
+        if found and len({*found}) == 1:
+            why = f"it is {found[0]:.6g} for all samples and outputs that were tried"
     if why:
         not_checked(what, why)
     return None
@@ -104,6 +110,13 @@ def _trials_given(given: MicroBatch) -> list[_Trial]:
     return [_Trial(given, split_in_two(given.samples), "")]
 
 
+def _trials_predicted(outputs: Any, given: MicroBatch) -> Iterator[_Trial]:
+    """Yield trials whose first part is predicted, and no sample of the other."""
+    split = split_in_two(given.samples)
+    for targets in predicted_classes(given.targets, outputs, split.bounds[0]):
+        yield _Trial(given._replace(targets=targets), split, _OTHER_CLASSES)
+
+
 def _trials_varied(outputs: Any, given: MicroBatch, loss: Loss, most: int) -> Iterator[_Trial]:
     """Yield trials of at most so many samples with other outputs, with other classes first."""
     if not can_be_varied(outputs, given.samples):
@@ -115,8 +128,8 @@ def _trials_varied(outputs: Any, given: MicroBatch, loss: Loss, most: int) -> It
             yield _Trial(micro, split._replace(seed=most), how)
 
 
-def _compare(name: str, metric: Any, outputs: Any, trial: _Trial, loss: Loss) -> bool:
-    """Compare the metric of samples with that of parts; return whether that shows anything.
+def _compare(name: str, metric: Any, outputs: Any, trial: _Trial, loss: Loss) -> list[float]:
+    """Compare the metric of samples with that of parts; return its values that are finite.
 
     Raises:
         TaskError: they differ.
@@ -140,21 +153,21 @@ def _compare(name: str, metric: Any, outputs: Any, trial: _Trial, loss: Loss) ->
     try:
         whole = measure(unsplit, [taken])
     except _MetricError:
-        return False  # it need not be defined for varied outputs
+        return []  # it need not be defined for varied outputs
     try:
         parts = measure(
             split, [select_samples(taken, part, len(split.rows)) for part in split.parts()]
         )
     except _MetricError as error:
         if how == _OTHER_CLASSES or min(map(len, split.parts())) == 1:
-            return False  # a function may be written for its classes, and for two samples and more
+            return []  # a function may be written for its classes, and for two samples and more
         reject(_not_a_mean(name, metric, f"fails on a part of them: {error}"))
     for key, (value, size) in whole.items():
         found, scale = parts.get(key, (math.nan, 0.0))
         if math.isfinite(value) and not abs(found - value) <= tolerance * (scale + size):
             text = f"for {len(split.rows)} samples it is {value:.6g}, but {found:.6g} if it is "
             reject(_not_a_mean(name, metric, f"{text}computed from parts of them{how}"))
-    return any(math.isfinite(value) for value, _ in whole.values())
+    return [value for value, _ in whole.values() if math.isfinite(value)]
 
 
 def _with_both_signs(outputs: Any, varied: Any) -> Any:

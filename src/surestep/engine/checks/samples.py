@@ -1,7 +1,7 @@
 """Some samples of a batch or of a model's outputs, how a batch is split, and other outputs."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any, NamedTuple
 
@@ -185,6 +185,34 @@ def draw_classes(targets: Any, outputs: Any, loss: Loss) -> Tensor | None:
             return None
     drawn = classes[torch.randint(len(classes), targets.shape, generator=generator)]
     return torch.where(is_class, drawn.to(targets), targets)
+
+
+def predicted_classes(targets: Any, outputs: Any, first: int) -> Iterator[Tensor]:
+    """Yield targets that the outputs of the first samples predict, and those of no other sample.
+
+    Only then is it seen that a metric counts the batches in which all is predicted.
+    """
+    if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)):
+        return
+    shape, pairs = outputs.shape, list[tuple[Tensor, Tensor]]()
+    is_class = torch.ones_like(targets, dtype=torch.bool)
+    if outputs.shape == targets.shape:
+        is_binary = bool(((targets == 0) | (targets == 1)).all()) and not outputs.is_complex()
+        if is_binary and _dim_of_choice(targets) is None:
+            are_shares = bool(((outputs >= 0) & (outputs <= 1)).all())
+            predicted = outputs > (0.5 if are_shares else 0)
+            pairs = [(predicted, ~predicted)]
+    elif not targets.is_floating_point():
+        dims = [
+            dim for dim in range(1, len(shape)) if shape[:dim] + shape[dim + 1 :] == targets.shape
+        ]
+        classes = [(outputs.argmax(dim), shape[dim]) for dim in dims if shape[dim] > 1]
+        pairs = [(predicted, (predicted + 1) % count) for predicted, count in classes]
+        is_class = targets >= 0
+    for predicted, other in pairs:
+        drawn = torch.cat([predicted[:first], other[first:]]).to(targets.dtype)
+        if targets.device.type == "cpu" or bool(torch.isin(drawn, targets[is_class]).all()):
+            yield torch.where(is_class, drawn, targets)
 
 
 def _dim_of_choice(targets: Tensor) -> int | None:
