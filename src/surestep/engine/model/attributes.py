@@ -107,8 +107,8 @@ class AttributeSnapshot:
 
     def select(self, attributes: Collection[Attribute]) -> "AttributeSnapshot":
         """Return the part of some of the attributes."""
-        selected = AttributeSnapshot(())
-        selected._kept = [entry for entry in self._kept if entry[0] in attributes]
+        selected, paths = AttributeSnapshot(()), {attribute.path for attribute in attributes}
+        selected._kept = [entry for entry in self._kept if entry[0].path in paths]
         return selected
 
 
