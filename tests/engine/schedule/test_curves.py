@@ -196,9 +196,17 @@ def test_cycle_begins_at_the_whole_step_that_its_start_is_a_hair_above():
     decided = shape(name="cosine_restarts", T_0="0.26 epochs", save_cycles=True)
     at, whole = lr_factor(decided), (13, 26, 39, 52)
     assert restarts(60.0, T_0=2.6, T_mult=1, cycles=None)[10] > 26
+    assert len(restarts(1.0, T_0=0.1, T_mult=1, cycles=None)) == 11  # ten of them are below 1
     assert [at(step) for step in whole] == pytest.approx([1.0] * 4)
     assert all(at(step - 1) < 0.4 for step in whole)
     assert set(whole) < set(cycle_ends(decided))
+
+
+def test_step_falls_at_the_whole_step_that_its_length_is_a_hair_above():
+    """Five lengths of 0.46 epochs, which are 4.6 steps, are 23.000000000000004 steps."""
+    decided = shape(name="step", step_size="0.46 epochs", gamma=0.5)
+    assert 5 * decided.curve_options["step_size"] > 23
+    equal(ours(decided), [LR * 0.5 ** (10 * step // 46) for step in range(STEPS)])
 
 
 BODIES = {
@@ -243,6 +251,16 @@ def test_milestones_count_from_the_start_of_the_run(interval, first):
     assert [round(at(step), 12) for step in (0, 10, 19, 20, 59)] == [first, 1, 1, 0.1, 0.1]
 
 
+SHAPES = {"linear": lambda s: 1 - s, "1-sqrt": lambda s: 1 - s**0.5}
+SHAPES["cosine"] = lambda s: (1 + math.cos(math.pi * s)) / 2
+
+
+@pytest.mark.parametrize("fall", SHAPES)
+def test_rate_stays_at_the_peak_and_falls_over_the_decay(fall):
+    decided = shape(name="warmup_stable_decay", decay="12 steps", decay_shape=fall)
+    equal(ours(decided), [LR] * 48 + [LR * SHAPES[fall](step / 12) for step in range(12)])
+
+
 def test_constant_schedule_has_factor_one():
     assert {lr_factor(shape())(step) for step in range(STEPS)} == {1.0}
 
@@ -250,6 +268,13 @@ def test_constant_schedule_has_factor_one():
 def test_warmup_ends_at_the_peak():
     at = lr_factor(shape(warmup="5 steps"))
     assert [at(step) for step in range(6)] == pytest.approx([0.2, 0.36, 0.52, 0.68, 0.84, 1.0])
+
+
+@pytest.mark.parametrize("warmup", [1, 4])
+def test_warmup_rises_from_the_share_that_is_set(warmup):
+    at = lr_factor(shape(warmup=f"{warmup} steps", warmup_start=0.2))
+    rising = [0.2 + 0.8 * step / warmup for step in range(warmup)]
+    assert [at(step) for step in range(warmup + 2)] == pytest.approx([*rising, 1.0, 1.0])
 
 
 def test_min_lr_mode_scales_the_curve_or_clips_it():
@@ -275,9 +300,15 @@ def test_unbounded_decay_stops_at_the_minimum(said):
     assert min(bare) < 0.2 == min(floored)
 
 
-@pytest.mark.parametrize("name", ["linear", "cosine", "polynomial", "warmup_stable_decay"])
-def test_factor_is_constant_after_the_end(name):
-    at = lr_factor(shape(40, name=name, min_lr_ratio=0.2))
+@pytest.mark.parametrize(
+    "said",
+    [
+        *({"name": name} for name in ("linear", "cosine", "polynomial", "warmup_stable_decay")),
+        {"name": "cosine_restarts", "cycles": 3},
+    ],
+)
+def test_factor_is_constant_after_the_end(said):
+    at = lr_factor(shape(40, min_lr_ratio=0.2, **said))
     assert at(41) == at(400) == at(40) == pytest.approx(0.2)
 
 
@@ -350,3 +381,10 @@ def test_lr_summary_has_first_peak_and_last():
     assert found["peak"] == pytest.approx(0.4)
     assert 0 < found["last"] < 0.01
     assert lr_summary(ScheduleSpec("reduce_on_plateau", 10), lr=LR)["last"] is None
+
+
+def test_plateau_scales_every_rate_as_it_is_when_it_is_asked():
+    decided, plateau = ScheduleSpec("reduce_on_plateau", 10, warmup=4), PlateauState()
+    at, plain = make_lr_factor(decided, plateau, None), lr_factor(decided)
+    for plateau.scale in (1.0, 0.5):
+        assert [at(step) for step in range(10)] == [plateau.scale * plain(s) for s in range(10)]

@@ -130,6 +130,20 @@ def test_code_that_scales_the_rate_at_every_start_counts_once_with_another_peak(
     assert rates(other) == pytest.approx([0.5 * more * 0.4 * 0.25 / 4, 0.1 * more / 4])
 
 
+def test_peak_that_is_set_in_mid_run_is_kept_beside_a_rate_that_every_start_sets():
+    sgd, other = optimizer_of(torch.optim.SGD), optimizer_of(torch.optim.SGD)
+    schedule, resumed = (GroupSchedule(one, lambda steps_taken: 1.0) for one in (sgd, other))
+    sgd.param_groups[0]["lr"] = 0.2
+    schedule.start(0)
+    schedule.write(0)
+    sgd.param_groups[0]["lr"] = 0.5
+    resumed.load([schedule.changes(index) for index in (0, 1)])
+    other.param_groups[0]["lr"] = 0.2
+    resumed.start(1)
+    resumed.write(1)
+    assert rates(other) == [0.5, 0.1]
+
+
 @pytest.mark.parametrize("set_rate", [lambda lr: 0.2, lambda lr: 0.4 * lr])
 def test_code_that_sets_a_rate_at_every_start_counts_once(set_rate):
     sgd = optimizer_of(torch.optim.SGD)
@@ -212,8 +226,22 @@ def test_step_that_is_repeated_changes_nothing():
         schedule.write(1)
     for group, lr in zip(sgd.param_groups, before, strict=True):
         group["lr"] = lr  # as the snapshot of the optimizer restores it
+    assert [schedule.changes(index) for index in (0, 1)] == [{}, {}]
     schedule.write(2)
     assert rates(sgd) == before
+
+
+@pytest.mark.parametrize("steps_taken", [0, 1, 5])
+def test_values_at_a_start_are_those_of_the_config_or_of_the_last_step(steps_taken):
+    adam, running = (optimizer_of(betas=(0.9, 0.99)) for _ in range(2))
+    schedule, before = (
+        GroupSchedule(a, warmed_up, shape(name="one_cycle")) for a in (adam, running)
+    )
+    schedule.start(steps_taken)
+    for step in range(steps_taken):
+        before.write(step)
+    for group, expected in zip(adam.param_groups, running.param_groups, strict=True):
+        assert (group["lr"], group["betas"]) == (expected["lr"], expected["betas"])
 
 
 def test_code_that_sets_a_momentum_at_every_start_counts_once():

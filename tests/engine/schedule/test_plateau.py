@@ -9,13 +9,13 @@ from surestep.engine.schedule.lr import PlateauState
 OWN = {"factor": 0.3, "patience": 2, "threshold": 1e-2, "threshold_mode": "rel", "cooldown": 0}
 
 
-def measured(length: int = 60) -> list[float]:
-    """A metric that falls, then stays flat with noise and some NaNs."""
+def measured(length: int = 50) -> list[float]:
+    """A metric that falls, stays flat with noise and some NaNs, and then rises in the same way."""
     generator = torch.Generator().manual_seed(0)
     noise = torch.rand(length, generator=generator).tolist()
     values = [1 / (1 + 0.2 * step) + 0.05 * each for step, each in enumerate(noise)]
-    values[7] = math.nan
-    return values
+    values[0] = values[7] = math.nan
+    return values + [1.5 - value for value in values]
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])

@@ -41,7 +41,53 @@ def test_average_that_is_switched_on_in_mid_run_begins_with_the_weights_there(ki
     second = move_weights(net, 2)
     average.update(5, TAKEN)
     torch.testing.assert_close(averaged(average), first.lerp(second, share), rtol=0, atol=1e-6)
-    assert average.n_updates(5) == 2
+    assert average.n_updates(5) == average.computed_at + 1 == 2
+    average.begin(9)
+    assert average.n_updates(9) == average.computed_at == 1
+
+
+def test_update_takes_in_the_one_before_that_no_forward_has_followed():
+    net = tiny.model()
+    average = average_of(net, "swa")
+    first = move_weights(net, 1)
+    average.update(1, TAKEN)
+    average.update(2, TAKEN)
+    with average.swapped_in():
+        assert torch.equal(tiny.weights(net), first)
+
+
+@pytest.mark.parametrize("restart", ["load", "load_state_dict", "begin"])
+def test_update_that_is_due_is_dropped_with_the_state_that_it_was_of(restart):
+    net = tiny.model()
+    average = average_of(net, "swa")
+    average.update(1, TAKEN)
+    saved = {name: tensor.clone() for name, tensor in average.tensors.items()}
+    state, before = average.state_dict(), tiny.weights(net)
+    average.update(2, TAKEN)
+    if restart == "begin":
+        average.begin(2)
+    else:
+        getattr(average, restart)(*((saved, 1) if restart == "load" else (state,)))
+    move_weights(net, 2)
+    assert torch.equal(averaged(average), before)
+    assert average.computed_at == average.n_updates(1 if restart == "load" else 2) * (
+        restart != "load_state_dict"
+    )
+
+
+def test_half_buffer_is_averaged_in_fp32_and_a_mask_is_that_of_the_model():
+    net = tiny.model()
+    net.register_buffer("seen", torch.zeros(2, dtype=torch.float16))
+    net.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+    average = average_of(net, "swa", buffers="average")
+    for step in (1, 2, 3):
+        net.seen.fill_(step % 2)
+        net.mask[0] = step
+        average.update(step, TAKEN)
+        average.take_in()
+    assert average.tensors["seen"].tolist() == pytest.approx([2 / 3] * 2, rel=1e-6)
+    with average.swapped_in():
+        assert net.mask.tolist() == [3, -torch.inf]
 
 
 @pytest.mark.parametrize("by_epochs", [True, False])

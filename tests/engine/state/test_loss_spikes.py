@@ -32,6 +32,10 @@ def test_jump_is_a_spike_with_a_robust_z_score():
     assert spike.z > 10
 
 
+def test_losses_below_zero_have_spikes():
+    assert steps_of([-1.0] * 100 + [-0.9, 0.0]) == [102]
+
+
 @pytest.mark.parametrize(("before", "counted"), [(33, 33), (80, 80), (400, WINDOW)])
 def test_spike_has_the_number_of_losses_of_its_median(before, counted):
     (spike,) = SpikeDetector().find(1, [*noisy(before), 9.0])

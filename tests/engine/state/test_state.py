@@ -34,6 +34,12 @@ def test_improvement_must_exceed_delta():
     ]
 
 
+def test_evaluation_that_does_not_count_leaves_the_patience():
+    standing = BestMetric(best=1.0, best_step=1, since_best=2)
+    assert not standing.update(2.0, 5, mode="min", delta=0.0, counts=False)
+    assert standing == BestMetric(best=1.0, best_step=1, since_best=2)
+
+
 def test_values_of_other_samples_are_forgotten():
     best = BestMetric(metric="val/loss", best=0.5, best_step=3, since_best=2, latest_step=5)
     best.latest = {"val/loss": 0.6}
@@ -53,7 +59,7 @@ def test_nan_is_never_best():
 
 
 def test_skipped_steps_are_counted_by_reason():
-    assert StepCounts(overflow=1, nonfinite=2, no_items=4, clipped=8).skipped == 7
+    assert StepCounts(1, nonfinite=2, no_items=4, after_spike=8, clipped=16).skipped == 15
 
 
 def test_single_optimizer_needs_no_name():
