@@ -228,6 +228,10 @@ def test_mixed_targets_count_by_their_shares():
     with_teacher = mixed, torch.zeros(2, 3, 3)
     distilled = accept_mixed(as_loss(surestep.losses.distillation(), "samples"))
     assert distilled.items(None, with_teacher) == pytest.approx(0.3 * 4 + 0.7 * 2)
+    outputs = torch.randn(2, 3, 3).half()
+    wide = loss.total(outputs, mixed, loss.items(None, mixed))[0]
+    assert wide.dtype is torch.float32
+    torch.testing.assert_close(wide, loss.value(outputs.float(), mixed), rtol=2e-3, atol=0)
 
 
 def test_all_terms_of_a_loss_are_mixed():

@@ -27,10 +27,9 @@ def indices(*shape: int, classes: int = C, seed: int = 1, low: int = 0) -> Tenso
 
 
 def masked(targets: Tensor, share: float = 0.3, value: int = -100) -> Tensor:
-    """Mask some targets unevenly, and all of the second sample if it has several positions."""
+    """Mask some targets unevenly, and all of the second sample."""
     hidden = torch.rand(targets.shape, generator=generator(2)) < share
-    if targets.dim() > 1:
-        hidden[1] = True
+    hidden[1] = True
     return targets.masked_fill(hidden, value)
 
 
@@ -153,14 +152,15 @@ def focal_regions(outputs: Tensor, targets: Tensor) -> Tensor:
     return (-WEIGHT[targets[kept]] * (1 - own) ** 1.5 * own.log()).mean()
 
 
-def next_token(outputs: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(outputs[:, :-1].reshape(-1, V), targets[:, 1:].reshape(-1))
+def next_token(outputs: Tensor, targets: Tensor, ignored: int = -100) -> Tensor:
+    rows, wanted = outputs[:, :-1].reshape(-1, V), targets[:, 1:].reshape(-1)
+    return F.cross_entropy(rows, wanted, ignore_index=ignored)
 
 
-def with_z(outputs: Tensor, targets: Tensor) -> Tensor:
+def with_z(outputs: Tensor, targets: Tensor, ignored: int = -100) -> Tensor:
     logits, wanted = outputs[:, :-1], targets[:, 1:]
-    log_z = logits.exp().sum(-1).log()[wanted != -100]
-    return next_token(outputs, targets) + 0.1 * (log_z**2).mean()
+    log_z = logits.exp().sum(-1).log()[wanted != ignored]
+    return next_token(outputs, targets, ignored) + 0.1 * (log_z**2).mean()
 
 
 def every_token(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -236,6 +236,11 @@ CASES: dict[str, Case] = {
         *(tuple(normal(N, 4, seed=s) for s in range(3)), None),
         lambda o, _: nn.TripletMarginLoss()(*o),
     ),
+    "triplet by sums": Case(
+        losses.triplet(margin=0.7, p=1.0),
+        *(tuple(normal(N, 4, seed=s) for s in range(3)), None),
+        lambda o, _: nn.TripletMarginLoss(0.7, p=1.0)(*o),
+    ),
     "contrastive": Case(
         losses.contrastive(), tuple(normal(N, 4, seed=s) for s in range(2)), None, nt_xent
     ),
@@ -255,7 +260,10 @@ CASES: dict[str, Case] = {
     "focal": Case(losses.focal(alpha=0.25), PIXELS, MASKS, focal_masks),
     "focal of regions": Case(losses.focal(gamma=1.5, alpha=WEIGHT), PIXELS, REGIONS, focal_regions),
     "next_token": Case(losses.next_token(), WORDS, TOKENS, next_token),
-    "next_token z-loss": Case(losses.next_token(z_loss=0.1), WORDS, TOKENS, with_z),
+    "next_token z-loss, ignoring 2": Case(
+        losses.next_token(z_loss=0.1, ignore_index=2),
+        *(WORDS, indices(N, T, classes=V), lambda o, t: with_z(o, t, 2)),
+    ),
     "next_token shifted": Case(
         losses.next_token(targets="shifted", label_smoothing=0.1), WORDS, TOKENS, every_token
     ),
@@ -265,6 +273,11 @@ CASES: dict[str, Case] = {
     ),
     "masked_tokens": Case(losses.masked_tokens(label_smoothing=0.1), WORDS, TOKENS, every_token),
     "ctc": Case(losses.ctc(), normal(N, 9, V), SPOKEN, spoken),
+    "ctc, last blank": Case(
+        losses.ctc(blank=V - 1),
+        *(normal(N, 9, V, seed=8), (SPOKEN[0] - 1, FRAMES, LENGTHS)),
+        lambda o, t: nn.CTCLoss(V - 1)(o.log_softmax(2).transpose(0, 1), *t),
+    ),
 }
 
 

@@ -3,8 +3,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import surestep
 from surestep.base.errors import TaskError
-from surestep.engine.losses.adapt import as_loss
+from surestep.engine.losses.adapt import as_loss, as_losses
+from surestep.engine.losses.base import LossModule
 
 torch.manual_seed(0)
 N, C, T = 7, 3, 5
@@ -95,14 +97,63 @@ def test_sum_reduction_is_not_divided():
     assert torch.equal(loss.value(REAL, TARGET), nn.MSELoss(reduction="sum")(REAL, TARGET))
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_loss_with_a_hook_equals_torchs_and_the_hook_sees_its_reduction(reduction):
+    plain, seen = nn.MSELoss(reduction=reduction), []
+    plain.register_forward_hook(lambda module, args, value: seen.append(value.detach()))
+    loss = as_loss(plain, "samples")
+    total, items = sum_and_items(loss, REAL, TARGET)
+    expected = plain(REAL, TARGET)
+    torch.testing.assert_close(total, expected * (items if loss.divides else 1))
+    torch.testing.assert_close(seen[0], expected)
+
+
 def test_reduction_none_is_rejected():
     with pytest.raises(TaskError, match=r"MSELoss\(reduction='none'\).* Use MSELoss\(\)"):
         as_loss(nn.MSELoss(reduction="none"), "samples")
 
 
-def test_items_of_a_known_loss_cannot_be_set():
+@pytest.mark.parametrize("more", [{"items": "tokens"}, {"items": "samples", "reduction": "sum"}])
+def test_items_and_reduction_of_a_known_loss_cannot_be_set(more):
     with pytest.raises(TaskError, match="CrossEntropyLoss brings its own"):
-        as_loss(nn.CrossEntropyLoss(), "tokens")
+        as_loss(nn.CrossEntropyLoss(), **more)
+
+
+def test_loss_module_of_the_user_counts_as_it_says():
+    class Pairs(LossModule):
+        name, doc = "pairs", surestep.losses.mse.doc
+
+        def count(self, targets):
+            return len(targets) // 2
+
+        def total(self, outputs, targets):
+            return (outputs - targets).sum()
+
+    loss = as_loss(Pairs(), "samples")
+    assert (loss.count(TARGET), loss.items(None, TARGET), loss.counts_samples) == (3, N, False)
+
+
+@pytest.mark.parametrize(("weight", "share"), [(None, 1.0), (0, 0.0), (0.5, 0.5)])
+def test_weight_of_one_of_several_losses_may_be_zero_and_is_one_if_not_set(weight, share):
+    weights = {} if weight is None else {"a": weight}
+    loss = as_losses({"a": "mse", "b": "mae"}, {}, weights, {"b": "mean"})
+    assert [part.weight for part in loss.components] == [share, 1.0]
+
+
+@pytest.mark.parametrize("dtypes", [["half", "float"], ["float", "half"]])
+def test_loss_sums_in_fp32_at_once_if_some_parameter_has_16_bits(dtypes):
+    model = nn.Sequential(*(getattr(nn.Linear(2, 2), dtype)() for dtype in dtypes))
+    loss = as_loss(nn.MSELoss(), "samples")
+    assert loss.for_model(model).value is loss.in_fp32
+    assert loss.for_model(nn.Linear(2, 2)) is loss
+    assert loss.in_fp32(REAL.half(), TARGET.half()).dtype is torch.float32
+    assert torch.equal(loss.value(REAL, TARGET), (REAL - TARGET).square().sum())  # still a sum
+
+
+def test_scores_of_classes_are_floating_point_with_a_dimension_for_them():
+    loss = as_loss(surestep.losses.multiclass(), "samples")
+    outputs = (LOGITS, LOGITS[:, 0], LOGITS.long(), (LOGITS,))
+    assert [loss.find_class_dim(each) for each in outputs] == [1, None, None, None]
 
 
 def test_subclass_of_a_known_loss_is_treated_as_a_custom_callable():

@@ -12,6 +12,7 @@ from surestep import losses
 from surestep.base.errors import DataError, SurestepError, TaskError
 from surestep.engine.losses.adapt import as_loss
 from surestep.engine.losses.base import FirstBatch
+from surestep.engine.losses.mixed import MixedTargets, accept_mixed
 from tests.engine.losses.table import CASES, FRAMES, LENGTHS, SPOKEN, N, indices, normal
 
 C, T, V = 3, 5, 6
@@ -327,7 +328,7 @@ def test_mismatched_first_batch_is_rejected_with_a_fix(loss, outputs, targets, s
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_matching_first_batch_is_accepted_without_a_warning(case):
-    if case.loss.options.get("ignore_index") == 1:
+    if case.loss.name == "multiclass" and case.loss.options["ignore_index"] == 1:
         return
     case.loss.check(FirstBatch(case.outputs, case.targets))
 
@@ -369,9 +370,29 @@ def test_outputs_between_0_and_1_without_a_known_sigmoid_cause_a_warning():
         losses.dice_bce().check(FirstBatch(P.sigmoid(), M))
 
 
-def test_ignore_index_that_is_a_class_causes_a_warning():
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_probabilities_in_16_bits_are_rejected(dtype):
+    with pytest.raises(TaskError, match="outputs are probabilities"):
+        as_loss(CE, "samples").check(FirstBatch(LOGITS.softmax(1).to(dtype), Y))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
+def test_ignore_index_that_is_a_class_causes_a_warning(dtype):
     with pytest.warns(UserWarning, match=r"ignore_index=1 is one of the model's 3 classes"):
-        losses.multiclass(ignore_index=1).check(FirstBatch(LOGITS, Y))
+        losses.multiclass(ignore_index=1).check(FirstBatch(P, R.to(dtype)))
+
+
+def test_tokens_that_are_all_equal_show_no_shift():
+    tokens = torch.ones(N, T).long()
+    losses.next_token().check(FirstBatch(W, tokens, (tokens,)))
+    losses.next_token(targets="shifted").check(FirstBatch(W, tokens, (tokens,)))
+
+
+def test_second_targets_of_a_mixed_batch_are_checked_too():
+    loss, share = accept_mixed(as_loss(CE, "samples")), torch.ones(N) / 2
+    loss.check(FirstBatch(LOGITS, MixedTargets(Y, Y, share)))
+    with pytest.raises(DataError, match="run from 1 to 3"):
+        loss.check(FirstBatch(LOGITS, MixedTargets(Y, Y + 1, share)))
 
 
 @pytest.mark.parametrize(
@@ -401,6 +422,9 @@ OPTIONS = {
     "ignore_index is a label": (lambda: losses.binary(ignore_index=0), "ignore_index=0 is a label"),
     "delta": (lambda: losses.huber(delta=0), "delta=0 is not above 0"),
     "quantiles": (lambda: losses.quantile(quantiles=(0.5, 0.1)), "not rising shares"),
+    "quantile of 0": (lambda: losses.quantile(quantiles=(0.0, 0.5)), "not rising shares"),
+    "quantile of 1": (lambda: losses.quantile(quantiles=(0.5, 1.0)), "not rising shares"),
+    "equal quantiles": (lambda: losses.quantile(quantiles=(0.5, 0.5)), "not rising shares"),
     "empty quantiles": (lambda: losses.quantile(quantiles=()), "not rising shares"),
     "temperature": (lambda: losses.contrastive(temperature=0), "temperature=0 is not above 0"),
     "alpha": (lambda: losses.distillation(alpha=2), "alpha=2 is not a share"),
@@ -420,6 +444,16 @@ def test_quantiles_may_be_an_array():
     outputs, targets = torch.randn(4, 2), torch.randn(4)
     loss = losses.quantile(quantiles=np.array([0.1, 0.9]))
     assert loss(outputs, targets) == losses.quantile(quantiles=(0.1, 0.9))(outputs, targets)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_shares_may_be_0_and_1(share):
+    labels, smoothing = torch.tensor([0, 2]), {"label_smoothing": share}
+    for loss in (losses.distillation(alpha=share), losses.multiclass(**smoothing)):
+        targets = (labels, LOGITS[:2]) if loss.name == "distillation" else labels
+        loss.check(FirstBatch(LOGITS[:2], targets))
+    plain = nn.CrossEntropyLoss(**smoothing)
+    torch.testing.assert_close(loss(LOGITS[:2], labels), plain(LOGITS[:2], labels))
 
 
 @pytest.mark.parametrize(("make", "sentence"), OPTIONS.values(), ids=OPTIONS)

@@ -91,6 +91,13 @@ def test_mse_in_fp16_does_not_overflow_if_torchs_mean_does_not(loss):
     assert total(as_loss(loss, "samples"), outputs, targets) == 90_000
 
 
+def test_teacher_of_16_bits_is_distilled_in_fp32():
+    loss, (labels, teacher) = surestep.losses.distillation(), OWN["distillation"].targets
+    outputs, half = OWN["distillation"].outputs.float(), teacher.bfloat16()
+    for name, term in loss.total(outputs, (labels, half)).items():
+        assert torch.equal(term, loss.total(outputs, (labels, half.float()))[name])
+
+
 def half_task(loss, dtype):
     x, y = tiny.data(24)
     targets = y if isinstance(loss, nn.CrossEntropyLoss | type(surestep.losses.multiclass())) else x

@@ -73,6 +73,11 @@ def test_items_that_are_set_override_the_type_of_the_model():
     assert items_of(Own(), lambda batch: len(batch["labels"]), IGNORED) == 2
 
 
+def test_labels_of_samples_are_not_shifted():
+    loss = model_loss(Own(), "next tokens")
+    assert loss.count(torch.tensor([1, 2, -100])) == loss.items({}, torch.tensor([1, 2, -100])) == 2
+
+
 def test_float_labels_count_elements_for_the_loss_and_samples_for_metrics():
     loss, labels = model_loss(Own(), "samples"), torch.rand(5, 4)
     assert loss.items(None, labels) == 20

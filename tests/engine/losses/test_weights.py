@@ -98,6 +98,31 @@ def test_balanced_pos_weight_counts_more_targets_than_fp32_can():
     assert float(loss.weights) == 3 / (2**24 + 5)
 
 
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1], [1, 2, 0]])
+def test_balanced_weights_are_those_of_all_batches_together(order):
+    """A batch may lack the last classes, and the next one has them."""
+    batches = [[0, 0, 1, -100], [2, 1, 2, 2, 2], [0]]
+    loss = copy.deepcopy(BALANCED)
+    loss.fit([torch.tensor(batches[index]) for index in order])
+    expected = sklearns(torch.tensor([label for batch in batches for label in batch]))
+    torch.testing.assert_close(loss.weights, expected, rtol=1e-15, atol=0)
+
+
+def test_balanced_pos_weight_of_binary_is_one_number_for_targets_of_any_shape():
+    loss = surestep.losses.binary(pos_weight="balanced")
+    loss.fit([torch.tensor([[1, 0], [0, 0]]), torch.tensor([[1, 1], [1, 0]])])
+    assert (loss.weights.shape, float(loss.weights)) == ((), 1.0)
+
+
+def test_class_weight_of_zero_leaves_the_class_out():
+    loss = as_loss(surestep.losses.multiclass(weight=[0.0, 1.0, 1.0]), "samples")
+    outputs, targets = torch.randn(3, 3), torch.tensor([0, 1, 2])
+    assert loss.items(None, targets) == 2
+    torch.testing.assert_close(
+        loss.value(outputs, targets), loss.value(outputs[1:], targets[1:]), rtol=1e-6, atol=0
+    )
+
+
 def test_ignored_labels_do_not_count_for_balanced_pos_weight():
     loss = surestep.losses.binary(pos_weight="balanced", ignore_index=-1)
     targets = torch.tensor([[1.0], [0.0], [-1.0], [0.0]])

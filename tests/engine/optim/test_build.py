@@ -182,6 +182,17 @@ def named(**optim):
 def test_lbfgs_has_one_group_in_the_order_of_the_model():
     (group,) = named(name="lbfgs").param_groups
     assert [tuple(each.shape) for each in group["params"]] == [(8, 4), (8,), (3, 8), (3,)]
+    assert "weight_decay" not in group
+
+
+@pytest.mark.parametrize(("dampening", "has_buffers"), [(0.0, True), (0.5, False)])
+def test_sgd_has_momentum_buffers_of_zero_from_the_start_if_the_first_step_is_the_same(
+    dampening, has_buffers
+):
+    optimizer = named(name="sgd", momentum=0.9, dampening=dampening)
+    buffers = [slots["momentum_buffer"] for slots in optimizer.state.values()]
+    assert len(buffers) == 4 * has_buffers
+    assert not any(buffer.any() for buffer in buffers)
 
 
 @pytest.mark.parametrize(

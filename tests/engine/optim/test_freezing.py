@@ -4,6 +4,9 @@ from torch import nn
 
 import surestep
 from surestep.base.errors import TaskError
+from surestep.engine.modes import TrainModes
+from surestep.engine.optim.freezing import frozen_norm_modules, trained_modules
+from surestep.engine.optim.param_groups import make_param_groups
 from tests import tiny
 
 
@@ -52,6 +55,32 @@ def test_partly_trained_batchnorm_updates_its_statistics(tmp_path):
     found = changed_tensors(trained(session), before)
     assert "0.1.weight" not in found
     assert {"0.1.bias", "0.1.running_mean"} <= found
+
+
+@pytest.mark.parametrize(
+    ("frozen", "listed"), [((), False), (("weight",), False), (("weight", "bias"), True)]
+)
+def test_normalization_is_frozen_if_all_of_its_parameters_are(frozen, listed):
+    norm = net()[0][1]
+    before = list(norm.parameters())
+    for name in frozen:
+        getattr(norm, name).requires_grad_(False)
+    assert frozen_norm_modules(norm, before) == [norm] * listed
+    assert frozen_norm_modules(norm, []) == []  # it was not trained before
+
+
+@pytest.mark.parametrize(
+    ("groups_text", "is_trained"),
+    [("1 freeze", True), ("0 freeze=2 steps", True), ("0 freeze", False)],
+)
+def test_normalization_that_is_unfrozen_later_is_in_training_mode_at_some_step(
+    groups_text, is_trained
+):
+    planned = tiny.plan({"model": net()}, optim={"groups": [groups_text]})
+    model, groups = planned.model, make_param_groups(planned.model, planned.plan)
+    found = trained_modules(TrainModes(model), model, planned.plan, groups)
+    assert (model[0][1] in found) is is_trained
+    assert model[0][0] in found
 
 
 def test_keep_eval_module_stays_in_eval_mode_after_unfreezing(tmp_path):

@@ -5,7 +5,12 @@ from torch import nn
 from surestep.base.errors import ConfigError, TaskError
 from surestep.engine.model.compile import unwrap_compiled
 from surestep.engine.optim.build import build_optimizer
-from surestep.engine.optim.param_groups import make_param_groups, parameter_groups
+from surestep.engine.optim.freezing import freeze_permanent
+from surestep.engine.optim.param_groups import (
+    make_param_groups,
+    parameter_groups,
+    wrapped_optimizers,
+)
 from tests import tiny
 
 
@@ -64,6 +69,22 @@ def test_later_group_overrides_each_setting():
     assert by_parameter(groups, "weight_decay")["0.1.weight"] == 0.3
     assert by_parameter(groups, "trained_from")["0.1.weight"] == 0
     assert by_parameter(groups, "trained_from")["0.0.weight"] is None
+
+
+SETTINGS = {"lr": ("0.2", "0.4"), "decay": ("0.3", "0"), "freeze": ("2 steps", "no")}
+
+
+@pytest.mark.parametrize("later", SETTINGS)
+def test_later_group_keeps_the_settings_that_it_leaves_out(later):
+    first = " ".join(f"{name}='{values[0]}'" for name, values in SETTINGS.items())
+    groups = groups_of(f"0 {first}", f"0.0 {later}='{SETTINGS[later][1]}'")
+    found = [by_parameter(groups, name)["0.0.weight"] for name in ("lr", "weight_decay")]
+    found.append(by_parameter(groups, "trained_from")["0.0.weight"])
+    before, after = (0.2, 0.3, 2), (0.4, 0.0, 0)
+    assert found == [
+        new if name == later else old
+        for name, old, new in zip(SETTINGS, before, after, strict=True)
+    ]
 
 
 def test_lr_multiple_is_combined_with_layerwise_lr_decay():
@@ -154,6 +175,23 @@ def test_custom_optimizer_gets_groups_with_learning_rates():
     assert rates["layer 3, 2, decay"] == 7
 
 
+def test_multiples_apply_to_the_rates_that_a_custom_optimizer_gives_its_groups():
+    def make(groups):
+        rates = [0.1 * (number + 1) for number in range(len(groups))]
+        named = [{**group, "lr": lr} for group, lr in zip(groups, rates, strict=True)]
+        return torch.optim.SGD(named, lr=9.0)
+
+    said = {"groups": ["0 freeze lr=3x", "2 lr=0.5x"]}
+    planned = tiny.plan({"optimizer": make, "model": net()}, optim=said)
+    groups = make_param_groups(planned.model, planned.plan)
+    with freeze_permanent(planned.model, groups):
+        made = build_optimizer(planned.plan, make, planned.model, groups)
+    assert [(group["name"], group["lr"]) for group in made.param_groups] == [
+        *(("decay", 0.1), ("no decay", 0.2)),
+        *(("2, decay", 0.5 * (0.1 * 3)), ("2, no decay", 0.2)),
+    ]
+
+
 def test_custom_optimizer_that_drops_the_groups_is_rejected():
     def make(groups):
         return torch.optim.SGD([p for group in groups for p in group["params"]], lr=0.1)
@@ -163,3 +201,18 @@ def test_custom_optimizer_that_drops_the_groups_is_rejected():
     ):
         built(make, layerwise_lr_decay=0.5)
     assert built(make)
+
+
+class Wrapper(torch.optim.SGD):
+    """An optimizer that holds another one, and itself."""
+
+    def __init__(self, inner):
+        super().__init__([torch.zeros(1, requires_grad=True)], lr=0.1)
+        self.inner, self.itself = inner, self
+
+
+def test_wrapped_optimizers_are_found_once_at_any_depth():
+    last = torch.optim.Adam([torch.zeros(1, requires_grad=True)])
+    middle = Wrapper(last)
+    assert wrapped_optimizers(Wrapper(middle)) == {"inner": middle, "inner.inner": last}
+    assert wrapped_optimizers(last) == {}

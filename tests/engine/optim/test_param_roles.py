@@ -1,5 +1,7 @@
+import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations
 
 from surestep.engine.optim.param_roles import hidden_matrices, param_info, sparse_embeddings
 
@@ -41,6 +43,16 @@ def test_head_tied_to_an_embedding_is_an_embedding():
     assert "table.weight" not in hidden_matrices(net)
 
 
+@pytest.mark.parametrize("norm", [parametrizations.weight_norm, nn.utils.weight_norm])
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+def test_only_the_directions_of_a_weight_norm_are_a_matrix(norm):
+    net = Net()
+    for name in ("first", "table"):
+        norm(getattr(net, name))
+    (found,) = hidden_matrices(net)
+    assert net.get_parameter(found).shape == (4, 4)
+
+
 def test_only_trained_embeddings_with_sparse_gradients_are_sparse():
     net = Net()
     assert sparse_embeddings(net) == ["table.weight"]
@@ -61,5 +73,6 @@ def test_param_info_describes_the_parameters_for_the_plan():
     assert param_info(alone)["dense"] is False
     assert param_info(alone)["floating"] is False
     assert param_info(nn.Linear(2, 2).bfloat16())["half"] is True
+    assert param_info(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).half()))["half"] is True
     alone.register_parameter("scale", nn.Parameter(torch.tensor(1.0)))
     assert param_info(alone)["scalars"] == ("scale",)

@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from surestep.engine.optim.registry import BUILT_IN as OPTIMIZERS
+from surestep.engine.optim.state_size import state_bytes
 from surestep.engine.profile.memory_estimate import estimate_memory
 from tests import tiny
 from tests.laws.support.loss_cases import tokens
@@ -43,6 +44,15 @@ def test_estimated_optimizer_memory_matches_the_actual_state(tmp_path, name, opt
         list(session.steps())
         found = sum(storage_sizes(dict(session.optimizer.state)).values())
     assert expected == pytest.approx(found, rel=0.02)
+
+
+def test_adafactor_has_a_row_and_a_column_of_each_matrix_of_a_tensor():
+    weight = torch.zeros(3, 5, 2, 4, requires_grad=True)
+    weight.grad = torch.ones_like(weight)
+    optimizer = torch.optim.Adafactor([weight])
+    optimizer.step()
+    found = sum(storage_sizes(dict(optimizer.state)).values())
+    assert state_bytes("adafactor", {}, nn.Module(), [weight]) == found
 
 
 def test_tied_parameters_count_once_in_the_optimizer_memory():
