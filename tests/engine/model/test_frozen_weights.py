@@ -61,6 +61,9 @@ def test_frozen_parameter_that_other_code_changed_is_saved(dtype):
     names = list(state.base)
     assert list(omitted_weights(state)) == names
     before = model[0].weight.data.clone()
-    for other in (before.roll(1, 0), -before):  # as many of each value; the same but for signs
+    one_sign = before.clone()
+    one_sign[0, 0] = -one_sign[0, 0]
+    # As many of each value; the same but for the highest bits, of all or of one.
+    for other in (before.roll(1, 0), -before, one_sign):
         model[0].weight.data.copy_(other)
         assert list(omitted_weights(state)) == [name for name in names if name != "0.weight"]

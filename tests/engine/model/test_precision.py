@@ -69,6 +69,17 @@ def test_torch_settings_of_the_user_are_restored():
         torch.use_deterministic_algorithms(False)
 
 
+def test_benchmark_of_cudnn_that_the_user_has_set_is_restored(monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.backends.cudnn.benchmark = True
+    try:
+        with torch_settings(tiny.plan(deterministic=True).plan):
+            assert settings() == [True, False, True, False]
+        assert settings() == [False, False, False, True]
+    finally:
+        torch.backends.cudnn.benchmark = False
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_low_precision_trains_on_the_cpu(tmp_path, precision):
     run = tiny.fit(

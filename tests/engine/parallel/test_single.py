@@ -11,6 +11,7 @@ from surestep.engine.model.precision import grad_scaler
 from surestep.engine.optim.build import build_optimizer
 from surestep.engine.optim.fused_adamw import FusedAdamW
 from surestep.engine.optim.param_groups import make_param_groups
+from surestep.engine.parallel.guards import all_finite
 from surestep.engine.parallel.single import SingleProcessStrategy
 from surestep.engine.state.state import WHOLE, State
 from tests import tiny
@@ -42,7 +43,40 @@ def mixed():
     return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3).double())
 
 
-@pytest.mark.parametrize("build", [tiny.model, mixed], ids=["one dtype", "two dtypes"])
+def halved():
+    return tiny.model().half()
+
+
+def table():
+    return nn.Sequential(nn.Embedding(4, 4, sparse=True), nn.Linear(4, 3))
+
+
+@pytest.mark.parametrize("max_norm", [None, 0.1, 1e6])
+def test_gradient_that_has_a_row_twice_is_clipped_as_its_sum(max_norm):
+    models = [table(), table()]
+    models[1].load_state_dict(models[0].state_dict())
+    models[1][0].sparse = False
+    for model in models:
+        (model(torch.tensor([1, 1, 3])).square().sum() * 9).backward()
+    plain = list(models[1].parameters())
+    expected = torch.nn.utils.clip_grad_norm_(plain, max_norm or math.inf)
+    found = single(models[0], max_grad_norm=max_norm or "off", optim={"name": "sgd"})[0]
+    torch.testing.assert_close(found.clip_grad_norm().total, expected)
+    for a, b in zip(gradients(models[0]), gradients(models[1]), strict=True):
+        torch.testing.assert_close(a.to_dense(), b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_norms_of_tensors_of_two_dtypes_are_in_the_wider_one(dtype):
+    tensors = [torch.full((2,), 3.0), torch.full((4,), 1.0).half(), torch.ones(9, dtype=dtype)]
+    norms = single()[0].measure_norms(tensors)
+    assert norms.dtype is dtype
+    assert norms.tolist() == pytest.approx([18**0.5, 2.0, 3.0])
+
+
+@pytest.mark.parametrize(
+    "build", [tiny.model, mixed, halved], ids=["one dtype", "two dtypes", "16 bits"]
+)
 @pytest.mark.parametrize("max_norm", [0.1, 1e6])
 def test_clipping_is_bitwise_identical_to_torch(build, max_norm):
     torch.manual_seed(0)
@@ -52,6 +86,7 @@ def test_clipping_is_bitwise_identical_to_torch(build, max_norm):
     expected = torch.nn.utils.clip_grad_norm_(plain.parameters(), max_norm)
     found = single(model, max_grad_norm=max_norm)[0].clip_grad_norm()
     assert float(found.total) == pytest.approx(float(expected), rel=1e-6)
+    assert found.total.dtype is expected.dtype
     for a, b in zip(gradients(model), gradients(plain), strict=True):
         assert torch.equal(a, b)
 
@@ -84,10 +119,10 @@ def test_parameters_without_a_gradient_are_excluded_from_the_norm():
 @pytest.mark.parametrize("items", [1.0, 3.0, 7.5])
 def test_backward_differentiates_the_sum_divided_by_items(items):
     model, plain = tiny.model(), tiny.model()
-    x, y = tiny.data()
-    total = nn.functional.cross_entropy(model(x), y, reduction="sum")
-    single(model)[0].backward(total, items)
-    (nn.functional.cross_entropy(plain(x), y, reduction="sum") / items).backward()
+    (x, y), strategy = tiny.data(), single(model)[0]
+    for divisor in (2.0, items, items):  # of one step after another
+        strategy.backward(nn.functional.cross_entropy(model(x), y, reduction="sum"), divisor)
+        (nn.functional.cross_entropy(plain(x), y, reduction="sum") / divisor).backward()
     for a, b in zip(gradients(model), gradients(plain), strict=True):
         torch.testing.assert_close(a, b)
 
@@ -149,6 +184,27 @@ def test_overflow_skips_the_step_and_halves_the_loss_scale():
     assert (took, outcome.overflow, outcome.nonfinite) == (False, True, False)
     assert state.scaler.get_scale() == 4.0
     assert scaled_step(parallel, state, GOOD)[0]
+
+
+def test_loss_scale_of_one_is_still_an_overflow():
+    parallel, state = single(precision="fp16", scaler={"init_scale": 2.0})
+    _, outcome = scaled_step(parallel, state, GOOD, scale=math.inf)
+    assert (outcome.overflow, state.scaler.get_scale()) == (True, 1.0)
+
+
+@pytest.mark.parametrize(("updates", "scale"), [(False, 8.0), (True, 16.0)])
+def test_loss_scale_grows_only_if_the_step_updates_it(updates, scale):
+    """Others of the step may still have gradients with the old one."""
+    parallel, state = single(precision="fp16", scaler={"init_scale": 8.0, "growth_interval": 1})
+    give_gradients(state.model, scale=8.0)
+    state.scaler.scale(GOOD)
+    assert parallel.step(GOOD, GOOD, updates_scale=updates).took_step
+    assert state.scaler.get_scale() == scale
+
+
+@pytest.mark.parametrize(("value", "finite"), [(1e300, True), (math.inf, False), (math.nan, False)])
+def test_value_beyond_fp32_is_finite(value, finite):
+    assert all_finite(GOOD, torch.tensor(value, dtype=torch.float64)) is finite
 
 
 def test_nonfinite_loss_is_not_an_overflow():
