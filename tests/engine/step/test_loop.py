@@ -1,5 +1,6 @@
 import gc
 import math
+import time
 
 import pytest
 import torch
@@ -103,6 +104,66 @@ def test_leaving_and_reentering_the_loop_gives_the_same_weights(tmp_path):
         while broken.state.progress.step < 6:
             next(broken.steps())
     assert torch.equal(tiny.weights(whole.model), tiny.weights(broken.model))
+
+
+def test_progress_that_is_loaded_between_steps_is_that_of_the_next_batch(tmp_path):
+    """Its step may be the same, as after a load of the other weights of this step."""
+    with tiny.prepare(tmp_path, max_steps=5) as session:
+        places = []
+        for result in session.steps():
+            places.append((result.epoch, result.progress_before.position))
+            if result.step == 2:
+                session.state.progress = session.state.progress._replace(epoch=4, position=8)
+    assert places == [(0, 0), (0, 8), (4, 8), (4, 16), (5, 0)]
+
+
+class Clock:
+    """The time, and what the parts of a run are said to take."""
+
+    def __init__(self, monkeypatch):
+        self.more, own = 0.0, time.perf_counter
+        monkeypatch.setattr(time, "perf_counter", lambda: own() + self.more)
+
+
+class SlowRows(torch.utils.data.Dataset):
+    """Each sample takes 100 seconds."""
+
+    def __init__(self, clock):
+        self.clock = clock
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        self.clock.more += 100
+        return X[index], Y[index]
+
+
+def test_log_points_have_the_time_of_their_steps_and_the_part_that_waited_for_data(
+    tmp_path, monkeypatch
+):
+    """An evaluation, a prediction and a save take no time of a step; your loop does."""
+    clock = Clock(monkeypatch)
+
+    def slow(outputs, targets):
+        clock.more += 1e6
+        return 1.0
+
+    parts = {"train": SlowRows(clock), "val": tiny.data(4), "metrics": {"slow": slow}}
+    data = {"num_workers": 0, "shuffle": False}
+    with tiny.prepare(tmp_path, parts, data=data, logging={"every": "1 step"}) as session:
+        points = points_of(session)
+        for result in session.steps():
+            clock.more += 10_000  # of your own code, which is in the time of the next log point
+            if result.step == 2:
+                session.evaluate()
+                session.save()
+                session.evaluate_checkpoint("val", "last")
+    waits = [point.data_wait_s for point in points]
+    assert waits == pytest.approx([800, 800, 400] * 2, abs=50)
+    assert session.loop.data_wait_s == pytest.approx(4000, abs=50)
+    taken = [point.seconds for point in points]
+    assert taken == pytest.approx([800, 10_800, 10_400, 10_800, 10_800, 10_400], abs=50)
 
 
 def test_manual_train_step_does_not_change_the_data_position(tmp_path):
