@@ -8,9 +8,10 @@ import torch
 from torch.utils.data import Dataset
 
 import surestep
+from surestep.config.duration import parse_duration
 from surestep.engine.distributed.communicator import ALONE
-from surestep.engine.state.state import BestMetric
-from surestep.trainer.best_metric import TopK, measure_on, reset_best
+from surestep.engine.state.state import BestMetric, Progress
+from surestep.trainer.best_metric import TopK, measure_on, reset_best, update_best
 from tests import tiny
 from tests.record.checkpoint.test_retention import saved_with
 
@@ -75,6 +76,55 @@ def test_best_of_a_version_with_other_seeds_counts_only_for_tensors(val, is_kept
     assert measure_on(plan, state, described, tiny.task(val=val)) is not is_kept
     assert best.best == (0.5 if is_kept else None)
     assert not measure_on(plan, state, described, tiny.task(val=val))
+
+
+def test_best_on_a_different_number_of_batches_is_forgotten():
+    task, described = tiny.task(val=tiny.data()), {"val": {"samples": 20}}
+    state = SimpleNamespace(best=BestMetric(metric="val/a", best=0.5, best_step=3))
+    found = []
+    for limit in (None, 2, 2, 3):
+        plan = SimpleNamespace(validation_metric="val/a", limit_val_batches=limit)
+        found.append(measure_on(plan, state, described, task))
+    assert found == [False, True, False, True]
+
+
+def counted(start, progress, per_epoch=None, delta=0.0):
+    """Return the evaluations since the best one, after one that improves by 0.1."""
+    plan = SimpleNamespace(
+        validation_metric="val/a",
+        validation_mode="min",
+        early_stop_min_delta=delta,
+        early_stop_start=None if start is None else parse_duration(start),
+        steps_per_epoch=per_epoch,
+        schedule=SimpleNamespace(name="constant"),
+        optim_lr=0.1,
+    )
+    best = BestMetric(metric="val/a", best=1.0, best_step=1, since_best=2)
+    state = SimpleNamespace(best=best, progress=Progress(**progress), plateau=None, plateaus={})
+    assert list(update_best(plan, state, {"val/a": 0.9}, 0.1)) == []
+    return state.best.since_best
+
+
+@pytest.mark.parametrize(
+    ("start", "per_epoch", "progress", "since"),
+    [
+        (None, None, {}, 3),
+        ("4 steps", None, {"step": 4}, 2),
+        ("4 steps", None, {"step": 5}, 3),
+        ("2 epochs", 3, {"step": 6, "epoch": 2}, 2),
+        ("2 epochs", 3, {"step": 7, "epoch": 2, "position": 8}, 3),
+        ("2 epochs", None, {"step": 9, "epoch": 2}, 2),
+        ("2 epochs", None, {"step": 9, "epoch": 2, "position": 8}, 3),
+        ("2 epochs", None, {"step": 9, "epoch": 1, "position": 80}, 2),
+    ],
+)
+def test_evaluation_counts_for_early_stopping_after_its_start(start, per_epoch, progress, since):
+    assert counted(start, progress, per_epoch, delta=0.5) == since
+
+
+@pytest.mark.parametrize(("delta", "since"), [(0.0, 0), (0.05, 0), (0.2, 3)])
+def test_improvement_by_less_than_the_minimum_is_none(delta, since):
+    assert counted(None, {"step": 5}, delta=delta) == since
 
 
 @pytest.mark.parametrize(("value", "best"), [(2.0, 2.0), (math.nan, None)])
