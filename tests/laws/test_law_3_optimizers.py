@@ -201,14 +201,16 @@ def test_sparse_gradients_are_clipped_and_used_as_in_torch(folder, name):
     assert ours.model.table.weight.grad.is_sparse
 
 
-def closed(model: nn.Module, data: Any, **options: Any) -> torch.optim.Optimizer:
-    """Train L-BFGS in a plain loop: a closure over a full batch, with the usual mean loss."""
+def closed(
+    model: nn.Module, data: Any, reduction: str = "mean", **options: Any
+) -> torch.optim.Optimizer:
+    """Train L-BFGS in a plain loop: a closure over a full batch, with the usual loss."""
     optimizer = torch.optim.LBFGS(model.parameters(), **options)
     for x, y in batches(*data, steps=8):
 
         def closure(x=x, y=y):
             optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(x), y)
+            loss = nn.functional.cross_entropy(model(x), y, reduction=reduction)
             loss.backward()
             return loss
 
@@ -217,14 +219,19 @@ def closed(model: nn.Module, data: Any, **options: Any) -> torch.optim.Optimizer
 
 
 @pytest.mark.parametrize("micro_batch_size", [16, 5])
-@pytest.mark.parametrize("search", [None, "strong_wolfe"])
-def test_lbfgs_equals_torchs_with_a_closure_over_the_full_batch(folder, search, micro_batch_size):
+@pytest.mark.parametrize(
+    ("search", "reduction"), [(None, "mean"), ("strong_wolfe", "mean"), ("strong_wolfe", "sum")]
+)
+def test_lbfgs_equals_torchs_with_a_closure_over_the_full_batch(
+    folder, search, reduction, micro_batch_size
+):
     options = {"lr": 0.5, "max_iter": 4, "history_size": 5, "line_search_fn": search}
-    task = surestep.Task(mlp(torch.float64), nn.CrossEntropyLoss(), rows(dtype=torch.float64))
+    loss = nn.CrossEntropyLoss(reduction=reduction)
+    task = surestep.Task(mlp(torch.float64), loss, rows(dtype=torch.float64))
     settings = {"batch_size": BATCH, "micro_batch_size": micro_batch_size}
     ours = train(task, folder(), max_steps=8, optim={"name": "lbfgs", **options}, **settings)
     model = mlp(torch.float64)
-    optimizer = closed(model, rows(dtype=torch.float64), **options)
+    optimizer = closed(model, rows(dtype=torch.float64), reduction, **options)
     assert distance(model, ours.model) < 1e-9
     (own,), (plain_torch,) = ours.optimizer.state.values(), optimizer.state.values()
     assert own["func_evals"] == plain_torch["func_evals"] > 16

@@ -95,6 +95,7 @@ MODELS = {
         lambda: nn.Sequential(Gpt(), linear()),
         ["0 0.token", "0.blocks.0", "0.blocks.1", "0.norm 0.head", "1"],
     ),
+    "two backbones": (lambda: nn.Sequential(Gpt(), Gpt(), linear()), list("012")),
     "pairs": (
         lambda: nn.ModuleList([nn.ModuleList([Block(), stack(1)]), nn.ModuleList([Block()])]),
         ["0", "1.0"],
