@@ -5,6 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import surestep
+from surestep.base.errors import Preempted
 from surestep.engine.distributed import communicator as world
 from tests import tiny
 
@@ -123,3 +125,63 @@ def test_weights_do_not_depend_on_the_seconds_between_two_saves(tmp_path, clock)
 def test_run_that_was_started_with_another_interval_resumes(tmp_path):
     tiny.fit(tmp_path, max_steps=3, checkpoint={"every": "1 epoch"})
     assert tiny.fit(tmp_path, max_steps=6).status["step"] == 6
+
+
+class AskOnce(surestep.Callback):
+    """Requests a save and an evaluation after a step."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step(self, state, result):
+        return surestep.Request.SAVE if result.step == self.step else None
+
+    def on_batch(self, state, batch):
+        return surestep.Request.EVALUATE if state.progress.step == self.step - 1 else None
+
+
+def test_requested_save_and_evaluation_are_made_once(tmp_path):
+    task = tiny.task(val=tiny.data(5))
+    config = tiny.config(epochs=2, checkpoint={"every": "1 epoch"}, validation={"every": "1 epoch"})
+    run = surestep.Trainer(task, config, run=tmp_path / "r", callbacks=[AskOnce(2)]).fit()
+    assert saves(run) == evaluations(run) == [2, 3, 6]
+
+
+def evaluations(run):
+    return [each["step"] for each in run.events() if each["event"] == "evaluation"]
+
+
+class Pause(surestep.Callback):
+    def on_step(self, state, result):
+        return surestep.Request.PAUSE if result.step == 2 else None
+
+
+def test_paused_run_evaluates_neither_when_it_pauses_nor_again_at_its_start(tmp_path):
+    task, validation = tiny.task(val=tiny.data(5)), {"every": "1 epoch", "on_start": True}
+    config = tiny.config(epochs=2, validation=validation)
+    with pytest.raises(Preempted):
+        surestep.Trainer(task, config, run=tmp_path / "r", callbacks=[Pause()]).fit()
+    assert surestep.Run(tmp_path / "r").status["reason"] == "a callback asked to pause"
+    run = surestep.Trainer(task, config, run=tmp_path / "r").fit()
+    assert evaluations(run) == [0, 3, 6]
+
+
+def test_cycle_that_a_skipped_step_would_have_ended_ends_in_a_later_one(tmp_path):
+    x, y = tiny.data(48)
+    x[8] = torch.nan  # in step 2 of 6
+    said = {"max_steps": 6, "on_nonfinite": "skip", "data": {"shuffle": False}, "batch_size": 8}
+    said["schedule"] = {"name": "cosine_restarts", "cycles": 3, "save_cycles": True}
+    said["checkpoint"] = {"every": "100 steps", "async_save": False}
+    assert saves(tiny.fit(tmp_path / "r", {"train": (x, y)}, **said)) == [3, 5, 6]
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return zip(*tiny.data(), strict=True)
+
+
+def test_epochs_of_a_stream_of_unknown_length_end_where_it_ends(tmp_path):
+    said = {"max_steps": 8, "checkpoint": {"every": "2 epochs"}, "validation": {"every": "1 epoch"}}
+    run = tiny.fit(tmp_path / "r", {"train": Stream(), "val": tiny.data(5)}, **said)
+    assert evaluations(run) == [3, 6, 8]
+    assert saves(run)[-2:] == [6, 8]

@@ -160,6 +160,16 @@ def test_nothing_is_measured_between_log_points(folder, monkeypatch):
     assert measured == [4, 6, 4, 5], "a run that ends within an epoch"
 
 
+def test_last_step_of_each_epoch_is_measured(folder):
+    points = Points()
+    said = options(logging={"every": "100 steps", "per_layer": True}, max_steps=9)
+    made = surestep.Task(Net, "mse", tuple(rows[: 4 * BATCH] for rows in data()))
+    with session_of(made, folder(), callbacks=[points], **said) as session:
+        list(session.steps())
+    assert [point.layers.step for point in points.found] == [4, 8, 9]
+    assert [point.epoch for point in points.found] == [0, 1, 2]
+
+
 def test_skipped_step_has_no_update(folder):
     x, y = data()
     x[BATCH] = math.nan

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from surestep.base.errors import NonFiniteError
+from surestep.engine.state.state import StepCounts
 from surestep.engine.step import gc as garbage
 from tests import tiny
 from tests.parts import see_log_points
@@ -198,6 +199,17 @@ def test_nonfinite_step_ends_the_run_in_the_state_before_it(tmp_path, parts):
     assert torch.equal(tiny.weights(session.model), tiny.weights(good.model))
     assert "epoch 1 at position 8" in str(error)
     assert "on_nonfinite='skip'" in str(error)
+
+
+@pytest.mark.parametrize("by_host", [True, False])
+def test_update_of_an_average_that_the_failed_step_missed_is_not_counted(tmp_path, by_host):
+    parts = {"optimizer": lambda groups: torch.optim.SGD(groups, lr=0.1)} if by_host else {}
+    options = {"average": {"kind": "ema"}, **ORDERED}
+    with tiny.prepare(tmp_path, {**nonfinite_data(12), **parts}, **options) as session:
+        assert nonfinite(session).step == 2
+        average = session.state.average
+        assert (average.missed, average.n_updates(1)) == (0, 1)
+        assert session.state.counts == StepCounts()
 
 
 @pytest.mark.parametrize("average", ["none", "ema"])

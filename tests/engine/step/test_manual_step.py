@@ -306,6 +306,30 @@ def sgd(groups):
     return torch.optim.SGD(groups, lr=0.5)
 
 
+def test_skipped_step_restores_what_its_code_changed_and_logs_nothing_later(tmp_path):
+    x, points = tiny.data(24)[0], []
+    x[8] = torch.nan  # in step 2 of 3
+
+    def step(manual_step):
+        for micro in manual_step.micro_batches("a"):
+            manual_step.backward(manual_step.models["a"](micro.args[0]).mean(), micro)
+            manual_step.models["a"].weight.data.mul_(0.5)
+        manual_step.log("mean", micro.args[0].mean())
+        manual_step.step("a")
+        train_pass(manual_step, "b", part="b")
+        manual_step.step("b")
+
+    task = surestep.Task(step=step, model=model(), train=(x,), optimizers=dict.fromkeys("ab", sgd))
+    options = {"max_steps": 3, "on_nonfinite": "skip", "data": {"shuffle": False}}
+    with surestep.prepare(task, tiny.config(**options), run=tmp_path / "run") as session:
+        see_log_points(session, points.append)
+        weights = [tiny.weights(session.model) for _ in session.steps()]
+    assert torch.equal(weights[1], weights[0])
+    assert not torch.equal(weights[2], weights[1])
+    means = [value for point in points for value in point.logged["mean"]]
+    assert means == pytest.approx([float(x[:8].mean()), None, float(x[16:].mean())])
+
+
 @pytest.mark.parametrize("first", ["a", "b"])
 def test_schedule_goes_on_after_a_step_that_was_undone(tmp_path, first):
     """No rate of a step that is undone, or of the one before it, counts as set by your code."""
