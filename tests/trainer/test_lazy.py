@@ -6,6 +6,8 @@ from torch import nn
 
 import surestep
 from surestep.base.errors import TaskError
+from surestep.engine.batch import MicroBatch
+from surestep.engine.model.lazy import initialize_lazy
 from tests import tiny
 
 
@@ -30,6 +32,29 @@ def end(folder, model, **said):
 
 def test_lazy_model_trains_as_one_initialized_by_hand(tmp_path):
     assert torch.equal(end(tmp_path / "a", lazy()), end(tmp_path / "b", plain()))
+
+
+class Counter(nn.Module):
+    """Counts its calls in a buffer and in an attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+        self.calls = 0
+
+    def forward(self, x):
+        self.seen += 1
+        self.calls += 1
+        return x
+
+
+def test_initialization_changes_only_what_has_no_shape():
+    model = nn.Sequential(nn.LazyLinear(2), Counter(), nn.Dropout().eval())
+    x, y = tiny.data(8)
+    initialize_lazy(model, MicroBatch((x,), {}, y, 8, 8, 0))
+    assert model[0].weight.shape == (2, tiny.FEATURES)
+    assert (float(model[1].seen), model[1].calls) == (0, 0)
+    assert [module.training for module in model.modules()] == [True, True, True, False]
 
 
 @pytest.mark.parametrize("kind", ["instance", "function"])
