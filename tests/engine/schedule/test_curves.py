@@ -244,6 +244,21 @@ def test_warmup_of_at_most_one_interval_rises_at_every_step(warmup):
     assert ours(decided, 5) == pytest.approx(expected, rel=1e-12)
 
 
+def test_warmup_that_ends_within_an_interval_rises_at_every_step_and_the_curve_begins_before():
+    """It takes 8 steps; the curve counts intervals of 5 from the first of them that is whole."""
+    decided = shape(name="exponential", gamma=0.5, interval="5 steps", warmup="8 steps")
+    rising, _ = torchs(lambda o: L.LinearLR(o, 1 / 8, 1.0, 8), steps=8)
+    falling = [LR] * 2 + [LR * 0.5 ** (1 + step // 5) for step in range(10)]
+    equal(ours(decided, 20), rising + falling)
+
+
+@pytest.mark.parametrize("warmup", [0, 4])
+def test_inverse_square_root_falls_from_the_peak_after_the_warmup(warmup):
+    decided = shape(name="inverse_sqrt", timescale="7 steps", warmup=f"{warmup} steps")
+    falling = [LR / (1 + step / 7) ** 0.5 for step in range(STEPS - warmup)]
+    equal(ours(decided)[warmup:], falling)
+
+
 @pytest.mark.parametrize(("interval", "first"), [("1 step", 0.1), ("5 steps", 0.5)])
 def test_milestones_count_from_the_start_of_the_run(interval, first):
     said = {"name": "multi_step", "milestones": ("20 steps",), "warmup": "10 steps"}
@@ -381,6 +396,9 @@ def test_lr_summary_has_first_peak_and_last():
     assert found["peak"] == pytest.approx(0.4)
     assert 0 < found["last"] < 0.01
     assert lr_summary(ScheduleSpec("reduce_on_plateau", 10), lr=LR)["last"] is None
+    falling = {"first": LR, "peak": LR, "last": pytest.approx(LR / 10)}
+    assert lr_summary(ScheduleSpec("linear", 10), lr=LR) == falling
+    assert lr_summary(ScheduleSpec("linear", 1), lr=LR) == {"first": LR, "peak": LR, "last": LR}
 
 
 def test_plateau_scales_every_rate_as_it_is_when_it_is_asked():

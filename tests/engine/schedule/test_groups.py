@@ -40,6 +40,19 @@ def test_cycled_momentum_is_written_to_momentum_or_betas():
     assert rates(rprop) == [0.25, 0.05]
 
 
+def test_checkpoint_has_the_momentum_without_that_of_the_cycle():
+    adam, sgd = optimizer_of(betas=(0.9, 0.99)), optimizer_of(torch.optim.SGD, momentum=0.8)
+    schedule, other = (GroupSchedule(o, halved, shape(name="one_cycle")) for o in (adam, sgd))
+    for one in (schedule, other):
+        one.write(0)
+    assert schedule.unscheduled(0, "betas", (0.95, 0.5)) == (0.9, 0.5)
+    assert schedule.unscheduled(0, "momentum", 0.3) == 0.3  # of an optimizer with both
+    assert other.unscheduled(1, "momentum", 0.95) == 0.8
+    assert other.unscheduled(1, "dampening", 0.95) == 0.95
+    plain = GroupSchedule(adam, halved)
+    assert plain.unscheduled(0, "betas", (0.95, 0.5)) == (0.95, 0.5)
+
+
 def test_rate_that_is_set_counts_as_a_factor_for_its_group():
     sgd = optimizer_of(torch.optim.SGD)
     schedule = GroupSchedule(sgd, halved)

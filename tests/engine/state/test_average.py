@@ -147,6 +147,24 @@ def test_8_bit_buffers_of_an_average_are_those_of_the_model(tmp_path, kind):
     assert float(net.seen) == pytest.approx(expected[kind])
 
 
+def test_buffer_that_got_another_shape_is_that_of_the_model_also_after_a_load():
+    net = tiny.model()
+    net.register_buffer("grows", torch.zeros(2))
+    net.register_buffer("stays", torch.zeros(2))
+    average = average_of(net, buffers="average")
+    assert average.state_dict() == {"missed": 0, "left_buffers": []}
+    net.grows = torch.ones(5)
+    average.update(1, TAKEN)
+    assert "grows" not in average.tensors
+    assert average.state_dict() == {"missed": 0, "left_buffers": ["grows"]}
+    net.grows = torch.ones(2)
+    other = average_of(net, buffers="average")
+    other.load_state_dict(average.state_dict())
+    assert other.tensors.keys() == average.tensors.keys()
+    other.load_state_dict({"missed": 1})  # of an older version
+    assert {"grows", "stays"} < other.tensors.keys()
+
+
 def test_buffer_of_another_shape_is_loaded_as_a_copy():
     """The file may be mapped."""
     net = tiny.model()
