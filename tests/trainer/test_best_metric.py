@@ -10,9 +10,11 @@ from torch.utils.data import Dataset
 import surestep
 from surestep.config.duration import parse_duration
 from surestep.engine.distributed.communicator import ALONE
+from surestep.engine.schedule.lr import PlateauState
 from surestep.engine.state.state import BestMetric, Progress
 from surestep.trainer.best_metric import TopK, measure_on, reset_best, update_best
 from tests import tiny
+from tests.engine.schedule.test_plateau import OWN
 from tests.record.checkpoint.test_retention import saved_with
 
 
@@ -48,6 +50,41 @@ def test_value_no_better_than_the_best_two_is_not_ranked(tmp_path, ranked):
 def test_checkpoints_already_in_the_run_are_ranked(tmp_path, ranked):
     saved_with(tmp_path, [3.0, math.nan, 4.0])
     assert taken(TopK(ranked, tmp_path), {4: 5.0, 5: 3.5}) == [5]
+
+
+def test_checkpoints_of_other_samples_and_of_undone_steps_are_not_ranked(tmp_path, ranked):
+    """Of two checkpoints with equal values, only one is of the samples that are measured now."""
+    saved_with(tmp_path, [1.0, 2.0], data=["same", "other"])
+    ranked.state.best.data = "same"
+    ranked.state.spikes.skipped_steps.append((1, 3))  # undone before the checkpoints were saved
+    ranking = TopK(ranked, tmp_path)
+    assert ranking.values == {1: 1.0}
+    assert taken(ranking, {4: 3.0, 5: 2.5}) == [4, 5]
+    assert ranking.values == {1: 1.0, 4: 3.0, 5: 2.5}
+
+
+def test_plateau_of_an_optimizer_falls_by_its_own_options():
+    schedule = {"name": "reduce_on_plateau", "curve_options": {**OWN, "patience": 0, "factor": 0.1}}
+    plans = {
+        name: SimpleNamespace(
+            optim_lr=1.0, schedule=SimpleNamespace(**schedule, min_lr_ratio=floor)
+        )
+        for name, floor in (("", 0.01), ("a", 0.5), ("b", 0.2))
+    }
+    plan = SimpleNamespace(
+        validation_metric="val/a", validation_mode="min", early_stop_min_delta=0.0
+    )
+    plan.early_stop_start, plan.schedule, plan.optim_lr = None, plans[""].schedule, 1.0
+    plan.optimizers = plans
+    state = tiny.state_of()
+    state.plateaus = {"a": PlateauState(), "b": PlateauState()}
+    lines = [list(update_best(plan, state, {"val/a": 1.0}, lr=1.0)) for _ in range(2)]
+    fall = "val/a is on a plateau: the learning rate{} falls to {} of its peak."
+    assert lines == [
+        [],
+        [fall.format("", 0.1), fall.format(" of a", 0.5), fall.format(" of b", 0.2)],
+    ]
+    assert [each.scale for each in (state.plateau, *state.plateaus.values())] == [0.1, 0.5, 0.2]
 
 
 @pytest.mark.parametrize("again", [6, 8], ids=["before the spike", "after it"])

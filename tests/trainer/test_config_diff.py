@@ -1,13 +1,29 @@
 """Each option declares its effect on resume; one table covers everything else."""
 
+import json
+import math
+
 import pytest
+import torch
+from torch import nn
 
 from surestep.config.config import iter_options, option_info
 from surestep.config.optim import Optim
-from surestep.config.option import UNKNOWN
-from surestep.trainer.config_diff import NOT_OPTIONS, resume_effect
-from surestep.trainer.run_identity import DERIVED
+from surestep.config.option import UNKNOWN, ResumeEffect
+from surestep.engine.state.state import Progress
+from surestep.record.io import dumps
+from surestep.trainer.config_diff import (
+    NOT_OPTIONS,
+    ConfigChange,
+    compare,
+    may_change_data,
+    resume_effect,
+)
+from surestep.trainer.planning import TaskOrigin
+from surestep.trainer.run_identity import DERIVED, run_identity
 from tests import tiny
+from tests.engine.data.streams import Sized
+from tests.engine.losses.test_multi import parts as parts_of_two
 
 NAMES = [name for name, _ in iter_options()]
 
@@ -52,3 +68,158 @@ def test_option_of_one_of_several_optimizers_has_the_same_effect():
 )
 def test_effects_are_those_that_the_documentation_promises(name, effect):
     assert resume_effect(name).effect == effect
+
+
+def compared(before, now, *, step=2, taken=None, shared=None):
+    """Return what `compare` lists for two setups, each a Task's parts and options, by its effect.
+
+    Only a run that is at `step`, of which `taken` were taken, reads the first from a file.
+    """
+    (parts, options), (new_parts, new_options) = before, now
+    shared = {"max_steps": 8, **(shared or {})}
+    identity = run_identity(TaskOrigin(), tiny.plan(parts, **{**shared, **options}))
+    planned = tiny.plan(new_parts, **{**shared, **new_options})
+    progress = Progress(step, step if taken is None else taken, 0, 8, 8.0)
+    rows = compare(
+        json.loads(dumps(identity)), run_identity(TaskOrigin(), planned), planned, progress
+    )
+    return {row.shown: row.resume.effect for row in rows}
+
+
+class Holding(nn.Linear):
+    """A root module with an attribute, and a buffer of some size."""
+
+    def __init__(self, value, size=1):
+        super().__init__(4, 3)
+        self.value = value
+        self.register_buffer("memory", torch.zeros(size))
+
+
+def holding(*arguments):
+    return {"model": Holding(*arguments)}, {}
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        *((1.0, 2.0), (True, False), ((0, 0), (1, 0)), ([0], [0, 0]), ("a", "b"), (0, 0.5)),
+        *((math.inf, -math.inf), (math.inf, math.nan), ((1, (2,)), (1, (3,)))),
+        *((nn.functional.relu, nn.functional.gelu), (None, 1)),
+    ],
+)
+def test_setting_of_a_module_is_compared_whatever_plain_value_it_has(before, now):
+    row = {"model: (the model).value": "not bitwise"}
+    assert compared(holding(before), holding(now)) == row
+    assert compared(holding(now), holding(before)) == row
+
+
+@pytest.mark.parametrize(
+    "value", [math.inf, math.nan, (True, 0.5), [1, (2,)], torch.zeros(1), {1}, None, max]
+)
+def test_setting_that_is_the_same_is_no_change_after_it_was_read_from_a_file(value):
+    assert compared(holding(value), holding(value)) == {}
+
+
+class Shifted(Sized):
+    def sample(self, index):
+        x, y = super().sample(index)
+        return x + 1, y
+
+
+SOME = {"exclude_samples": [1, 2]}
+CHANGES = {
+    "a buffer of another shape": (holding(1), holding(1, 2), {"model": "incompatible"}),
+    "a wider layer": (
+        ({}, {}),
+        ({"model": nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.Linear(9, 3))}, {}),
+        {"model": "incompatible"},
+    ),
+    "other excluded samples": (({}, SOME), ({}, {"exclude_samples": [1, 3]}), "exclude_samples"),
+    "more excluded samples": (({}, SOME), ({}, {"exclude_samples": [1, 2, 3]}), "exclude_samples"),
+    "fewer samples": (({}, {}), ({"train": tiny.data(19)}, {}), {"train samples": "blocked"}),
+    "other samples": (({}, {}), ({"train": tiny.data(seed=1)}, {}), {"some samples": "blocked"}),
+    "weights of losses": (
+        (parts_of_two(), {}),
+        (parts_of_two(loss_weights={"mask": 0.5}), {}),
+        {"loss": "blocked"},
+    ),
+    "mode of the loss": (({}, {}), ({"loss": nn.CrossEntropyLoss().eval()}, {}), {}),
+    "more workers of a stream": (
+        ({"train": Sized()}, {"data": {"num_workers": 1}}),
+        ({"train": Sized()}, {"data": {"num_workers": 2}}),
+        {"data.num_workers": "blocked"},
+    ),
+    "a worker of a stream": (
+        ({"train": Sized()}, {"data": {"num_workers": 0}}),
+        ({"train": Sized()}, {"data": {"num_workers": 1}}),
+        {},
+    ),
+    "other samples of a validation stream": (
+        ({"val": {"far": Sized(), "near": Sized()}}, {}),
+        ({"val": {"far": Shifted(), "near": Sized()}}, {}),
+        {"far: first samples": "not bitwise"},
+    ),
+    "evaluations": (
+        ({"val": tiny.data(4)}, {}),
+        ({"val": tiny.data(4)}, {"validation": {"every": "2 steps"}}),
+        {"validation.every": "safe"},
+    ),
+    "evaluations that are counted": (
+        ({"val": tiny.data(4)}, {"early_stop": {"patience": 2}}),
+        (
+            {"val": tiny.data(4)},
+            {"early_stop": {"patience": 2}, "validation": {"every": "2 steps"}},
+        ),
+        {"validation.every": "not bitwise"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_change_is_listed_once_by_what_changed(name):
+    before, now, rows = CHANGES[name]
+    assert compared(before, now) == ({rows: "blocked"} if isinstance(rows, str) else rows)
+
+
+COSINE = {"schedule": {"name": "cosine"}}
+SWA = {
+    "schedule": {"name": "constant", "warmup": 0},
+    "average": {"kind": "swa", "start": "75%", "every": "1 step"},
+}
+
+
+@pytest.mark.parametrize(
+    ("options", "steps", "taken", "effect"),
+    [
+        *(({}, 16, None, "safe"), ({}, 2, None, "safe"), ({}, 1, None, "incompatible")),
+        *((COSINE, 16, None, "blocked"), (COSINE, 16, 1, "safe"), (COSINE, 16, 0, "safe")),
+        *((SWA, 16, 5, "safe"), (SWA, 16, 6, "safe"), (SWA, 16, 7, "blocked")),
+    ],
+)
+def test_other_length_is_compared_by_the_steps_so_far(options, steps, taken, effect):
+    """Of 8 steps the average begins after the sixth, and of 16 after the twelfth."""
+    step = 2 if taken is None else max(2, taken)
+    found = compared(({}, {}), ({}, {"max_steps": steps}), step=step, taken=taken, shared=options)
+    assert found == {"max_steps": effect}
+
+
+@pytest.mark.parametrize("differing", [0, 1, 23, 39, 40])
+def test_custom_schedule_is_compared_at_each_step_so_far(differing):
+    def schedule(taken, total):
+        return total / 90 if taken == differing else 1.0
+
+    parts, longer = {"schedule": schedule}, {"max_steps": 90}
+    found = compared((parts, {"max_steps": 60}), (parts, longer), step=40)
+    assert found == {"max_steps": "safe" if differing == 40 else "blocked"}
+
+
+@pytest.mark.parametrize(
+    ("name", "effect", "may"),
+    [
+        *(("seeds", "not bitwise", True), ("code", "not bitwise", True), ("data", "allowed", True)),
+        *(("torch", "not bitwise", False), ("logging.every", "safe", False)),
+    ],
+)
+def test_data_may_change_with_what_is_allowed_or_with_code_and_seeds(name, effect, may):
+    change = ConfigChange(name, 1, 2, ResumeEffect(effect, "as it is"), name)
+    assert may_change_data([change]) is may

@@ -6,6 +6,7 @@ import torch
 import surestep
 from surestep.base.errors import CheckpointError, ConfigError, RunError
 from surestep.record.run import Run
+from surestep.trainer.session import Session
 from tests import tiny
 from tests.trainer.test_fit import SCORE, scored
 
@@ -63,6 +64,40 @@ def test_fork_resumes_in_its_folder(tmp_path, first):
         from_ = None if source is None else f"{first.path}@{source}"
         with surestep.prepare(task, said, run=tmp_path / "second", from_=from_) as session:
             assert session.state.progress.step == 4
+    assert Run(tmp_path / "second").config["from"]["step"] == 3
+
+
+@pytest.mark.parametrize("which", ["3", "last", "best", "folder"])
+def test_same_command_resumes_a_fork_whatever_names_its_source(tmp_path, first, which):
+    """In the folder are steps that were taken after it began."""
+    step = 3 if which == "3" else 6
+    source = str(first.folder_of(step)) if which == "folder" else f"{first.path}@{which}"
+    parts, options = {"val": tiny.data(4)}, {"epochs": 3, "validation": {"every": "9 epochs"}}
+    for begins, named in enumerate((source, source, f"{first.path}@{step}"), step):
+        task, config = tiny.task(**parts), tiny.config(**options)
+        with surestep.prepare(task, config, run=tmp_path / "new", from_=named) as session:
+            assert session.state.progress.step == begins
+            next(session.steps())
+            session.save()
+    known = {"run": str(first.path), "which": str(step) if which == "folder" else which}
+    assert Run(tmp_path / "new").config["from"] == {**known, "step": step}
+    with pytest.raises(RunError, match=rf"starts from .*first@{step}, not from"):
+        fork_run(tmp_path, 9 - step, name="new", **options)
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_fork_that_was_killed_before_its_first_checkpoint_starts_from_its_source(
+    tmp_path, first, monkeypatch, is_named
+):
+    with monkeypatch.context() as killed:
+        killed.setattr(Session, "save", lambda session: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            fork_run(tmp_path, 3, epochs=3)
+    task, source = tiny.task(val=tiny.data(4)), f"{first.path}@3" if is_named else None
+    with surestep.prepare(
+        task, tiny.config(epochs=3), run=tmp_path / "second", from_=source
+    ) as session:
+        assert session.state.progress.step == session.run.last.step == 3
     assert Run(tmp_path / "second").config["from"]["step"] == 3
 
 

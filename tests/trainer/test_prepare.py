@@ -93,8 +93,9 @@ def test_run_killed_before_its_first_checkpoint_starts_from_scratch(tmp_path):
         assert torch.equal(tiny.weights(session.model), first)
 
 
-def test_resume_never_rejects_a_folder_that_contains_a_run(tmp_path):
-    unfinished(tmp_path)
+@pytest.mark.parametrize("is_saved", [True, False])
+def test_resume_never_rejects_a_folder_that_contains_a_run(tmp_path, is_saved):
+    unfinished(tmp_path) if is_saved else prepare(tmp_path).close()
     with pytest.raises(RunError, match="has a run already, and resume is 'never'"):
         prepare(tmp_path, resume="never")
     prepare(tmp_path / "other", resume="never").close()

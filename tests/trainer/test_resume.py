@@ -202,11 +202,16 @@ def test_model_of_a_different_shape_cannot_be_allowed(tmp_path):
 
 
 def test_run_resumes_at_its_position_with_a_shorter_or_a_longer_epoch(tmp_path, capsys):
-    """After 5 batches of an epoch, with 2 and 7 batches per epoch instead of 10."""
-    parts = {"train": tiny.data(80)}
+    """After 5 batches of an epoch, with 2 and 7 batches per epoch instead of 10.
+
+    The second time the run was killed right after it had resumed with 2.
+    """
+    parts, shorter = {"train": tiny.data(80)}, {"limit_train_batches": 2, "max_steps": 6}
     for name, limit, step in (("shorter", 2, 6), ("longer", 7, 7)):
         folder = tmp_path / name
         unfinished(folder, parts, steps=5, **PLAIN)
+        if name == "longer":
+            prepare(folder, parts, allow=["limit_train_batches"], **shorter, **PLAIN).close()
         changed = {"limit_train_batches": limit, "max_steps": step}
         with prepare(folder, parts, allow=["limit_train_batches"], **changed, **PLAIN) as session:
             assert session.state.progress.step == 5
@@ -356,6 +361,15 @@ def test_run_that_stopped_early_resumes_with_more_patience(tmp_path):
     assert first.status["step"] == 6
     again = tiny.fit(tmp_path, never_better, epochs=9, early_stop={"patience": 3})
     assert again.status["step"] == 12
+
+
+def test_finished_run_that_is_shortened_to_its_progress_remains_finished(tmp_path):
+    with prepare(tmp_path) as session:
+        next(session.steps())
+        session.save()
+        session.end("finished")
+    with prepare(tmp_path, max_steps=1) as session:
+        assert session.finished
 
 
 def test_run_cannot_be_shortened_below_its_progress(tmp_path):

@@ -170,7 +170,7 @@ def describe_split(
 def _loss(loss: Loss) -> dict[str, Any]:
     """Return the name of each loss, with its options and digests of its tensors."""
     if loss.components:
-        return {part.name: {"weight": part.weight, **_loss(part.loss)} for part in loss.components}
+        return {part.name: _weighted(_loss(part.loss), part.weight) for part in loss.components}
     known = {"called": loss.label, "divides_by": loss.divides_by}
     if loss.module is None:
         return known
@@ -181,6 +181,14 @@ def _loss(loss: Loss) -> dict[str, Any]:
     }
     tensors = chain(loss.module.named_parameters(), loss.module.named_buffers())
     return known | options | {name: digest(value) for name, value in tensors if not is_lazy(value)}
+
+
+def _weighted(known: dict[str, Any], weight: float) -> dict[str, Any]:
+    """Add the weight of one of several losses to its description."""
+    if "weight" not in known:
+        return {"weight": weight, **known}
+    # Runs of earlier versions have only the option of the loss with this name.
+    return known if weight == 1 else {**known, "loss_weight": weight}
 
 
 def _is_plain(value: Any) -> bool:

@@ -1,6 +1,7 @@
 import math
 import os
 import socket
+from itertools import zip_longest
 
 import pytest
 
@@ -20,10 +21,10 @@ from tests import tiny
 from tests.record.checkpoint.on_disk import save_checkpoint
 
 
-def saved_with(folder, metrics):
-    """Save checkpoints at steps 1, 2, ... with these metrics."""
+def saved_with(folder, metrics, data=()):
+    """Save checkpoints at steps 1, 2, ... with these metrics, of the samples with these digests."""
     state = tiny.state_of(steps=1)
-    for step, value in enumerate(metrics, 1):
+    for step, (value, state.best.data) in enumerate(zip_longest(metrics, data), 1):
         state.progress = state.progress._replace(step=step)
         state.best.latest = {} if value is None else {"val/a": value}
         state.best.latest_step = step
