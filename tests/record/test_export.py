@@ -102,6 +102,10 @@ def test_average_is_exported_if_requested_or_if_it_was_evaluated(tmp_path):
     files = {which: tmp_path / f"{which}.pt" for which in ("best", "last", "average")}
     averaged = {which: run.export(path, which).average for which, path in files.items()}
     assert averaged == {"best": True, "last": False, "average": True}
+    for which, name in (("last", "weights"), ("average", "average")):
+        run.export(tmp_path / f"{which}.safetensors", which)
+        with safe_open(tmp_path / f"{which}.safetensors", "pt") as file:
+            assert file.metadata()["weights"] == name
     for which, path in files.items():
         model, other = tiny.model(7), tiny.model(8)
         run.load_model(model, which)

@@ -42,6 +42,9 @@ def test_commit_and_whether_files_differ(repository):
     assert found["dirty"] is False
     (repository / "a").write_text("2")
     assert read_commit(repository)["dirty"] is True
+    git(repository, "checkout", "a")
+    git(repository, "mv", "a", "b")
+    assert read_commit(repository)["dirty"] is True
 
 
 def test_commit_is_unknown_before_the_first_one(tmp_path):

@@ -74,6 +74,8 @@ def test_folders_of_hugging_face_models_are_read(tmp_path):
     whole.mkdir()
     write(whole, "model.safetensors")
     loaded(whole)
+    write(whole, "pytorch_model.bin", {name: tensor + 1 for name, tensor in weights().items()})
+    loaded(whole)  # the safetensors of both
     parts = tmp_path / "parts"
     parts.mkdir()
     names = list(weights())

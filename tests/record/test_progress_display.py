@@ -1,4 +1,5 @@
 import logging
+import math
 import os
 from contextlib import suppress
 from types import SimpleNamespace
@@ -133,7 +134,10 @@ def test_bar_after_a_rollback_counts_from_the_step_that_it_returned_to(capsys):
 def test_unknown_number_is_shown_as_unknown():
     shown = format_numbers(point(losses=[None, None], norms=[None, None]))
     assert (shown["loss"], shown["grad_norm"]) == ("not known", "not known")
-    assert format_numbers(point(losses=[None, 3.0]))["loss"] == "3"
+    assert format_numbers(point(losses=[None, 3.0, math.nan, 5.0]))["loss"] == "4"
+    assert format_numbers(point(norms=[3.0, None], lr=[0.5, 0.25])) == {
+        **{"loss": "1.5", "lr": "0.25", "grad_norm": "3", "items/s": "8"}
+    }
 
 
 def test_unknown_speed_is_not_shown_as_zero():

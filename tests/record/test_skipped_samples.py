@@ -117,23 +117,31 @@ def test_custom_batches_have_no_sample_indices(tmp_path):
 
 
 def test_repeated_steps_count_once():
-    def event(step, reason):
-        where = {"epoch": 0, "positions": [0, 1], "samples": [step]}
-        return {"event": "skipped", "step": step, "reason": reason, **where}
-
-    events = [event(1, "overflow"), event(3, "nonfinite"), {"event": "resume", "step": 2}]
-    assert [step["step"] for step in summarize_skips(events).steps] == [1]
-    assert [step["step"] for step in summarize_skips([*events, event(3, "nonfinite")]).steps] == [
-        1,
-        3,
+    events = [
+        *(skip(1, "overflow"), skip(2, "nonfinite"), skip(3, "nonfinite")),
+        {"event": "resume", "step": 2},
     ]
+    assert [step["step"] for step in summarize_skips(events).steps] == [1, 2]
+    again = summarize_skips([*events, skip(3, "nonfinite")])
+    assert [step["step"] for step in again.steps] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("text", ["5\n3\n", "[5, 3]", '{"samples": [5, 3], "steps": []}', "5 3"])
+def skip(step, reason, samples=(0, 1)):
+    where = {"epoch": 0, "positions": [0, 1], "samples": samples}
+    return {"event": "skipped", "step": step, "reason": reason, **where}
+
+
+def test_sample_that_is_in_a_step_several_times_counts_once_for_it():
+    events = [skip(1, "nonfinite", [5, 5, 3]), skip(2, "spike", [9, 3]), skip(3, "spike", None)]
+    skipped = summarize_skips([*events, skip(4, "no_items", [9]), skip(5, "overflow", [9])])
+    assert list(skipped.times.items()) == [(3, 2), (5, 1), (9, 1)]
+
+
+@pytest.mark.parametrize("text", ["5\n0\n", "[5, 0]", '{"samples": [5, 0], "steps": []}', "5 0"])
 def test_indices_are_read_from_lines_lists_and_the_file_of_a_run(tmp_path, text):
     path = tmp_path / "bad"
     path.write_text(text)
-    assert read_samples(path) == [5, 3]
+    assert read_samples(path) == [5, 0]
 
 
 @pytest.mark.parametrize(

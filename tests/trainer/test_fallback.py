@@ -84,6 +84,10 @@ def test_finished_run_with_a_corrupt_last_checkpoint_finishes_again(run, capsys)
             "progress.steps_taken is 5, and events.jsonl has 6 after step 6",
         ),
         ({"counts__clipped": 7}, "counts.clipped is 7, and 6 steps were taken"),
+        (
+            {"progress__steps_taken": 5, "counts__overflow": 1, "counts__clipped": 6},
+            "counts.clipped is 6, and 5 steps were taken",
+        ),
         ({"best__best": 0.1}, "best.best is 0.1, and best.latest of that step has val/loss: "),
         ({"best__best": "nan"}, "best.best is nan, and the best is always finite"),
         ({"best__since_best": 5}, "best.since_best is 5, and the latest is the best"),

@@ -1,6 +1,7 @@
 import math
 from dataclasses import replace
 
+import pytest
 import torch
 from torch import nn
 
@@ -49,7 +50,7 @@ def test_tensors_are_equal_only_if_bitwise_identical(tmp_path):
     nan, zero = torch.tensor([math.nan]), torch.zeros(1)
     found = compared(tmp_path, Buffers(x=nan, y=zero), Buffers(x=nan.clone(), y=-zero))
     assert [change.name for change in found.changed] == ["y"]
-    assert found.changed[0].largest == 0
+    assert (found.changed[0].largest, found.changed[0].relative) == (0, 0)
 
 
 def test_every_dtype_is_compared(tmp_path):
@@ -58,8 +59,19 @@ def test_every_dtype_is_compared(tmp_path):
     zeros = {f"x{n}": torch.zeros(2, 2).to(dtype) for n, dtype in enumerate(types)}
     ones = {f"x{n}": torch.ones(2, 2).to(dtype) for n, dtype in enumerate(types)}
     found = compared(tmp_path, Buffers(**zeros), Buffers(**ones))
-    assert {(change.changed, change.largest) for change in found.changed} == {(4, 1.0)}
+    numbers = {(change.changed, change.largest, change.relative) for change in found.changed}
+    assert numbers == {(4, 1.0, math.inf)}
     assert len(found.changed) == len(types)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64])
+def test_small_changes_are_measured_in_double_precision(tmp_path, dtype):
+    before = torch.full((2,), 1.0, dtype=dtype)
+    now = before.clone()
+    now[0] += 2.0**-30 if dtype == torch.float64 else 2.0**-20
+    (moved,) = compared(tmp_path, Buffers(x=before), Buffers(x=now)).changed
+    assert moved.largest == (2.0**-30 if dtype == torch.float64 else 2.0**-20)
+    assert moved.relative == pytest.approx(moved.largest / math.sqrt(2), rel=1e-12)
 
 
 def test_tensors_of_one_side_or_of_different_shapes_are_unmatched(tmp_path):
@@ -96,3 +108,11 @@ def test_every_value_of_the_record_is_compared(tmp_path):
     for record in changed(found.record):
         (value,) = differences(found, replace(found, record=record)).values
         assert value.before != value.now
+
+
+@pytest.mark.parametrize("now", [1.0, True])
+def test_number_of_another_type_is_another_value(tmp_path, now):
+    found = open_checkpoint(save_checkpoint(tmp_path, tiny.state_of()))
+    records = [{**found.record, "metadata": {"seen": value}} for value in (1, now)]
+    changes = differences(*(replace(found, record=record) for record in records)).values
+    assert [(each.name, type(each.now)) for each in changes] == [("metadata.seen", type(now))]

@@ -1,17 +1,23 @@
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 
 from surestep.base.errors import CheckpointError, CorruptCheckpointError
+from surestep.engine.value import Metrics
 from surestep.record.checkpoint import discovery as good
 from surestep.record.checkpoint.discovery import (
+    CheckpointScan,
+    CorruptCheckpoint,
+    checkpoint_name,
     find_newest_valid,
     list_checkpoints,
     quarantine,
     scan_checkpoints,
 )
 from surestep.record.checkpoint.manifest import FORMAT, CheckpointVanishedError
+from surestep.record.checkpoint.reader import CheckpointInfo
 from tests import tiny
 from tests.record.checkpoint.on_disk import save_checkpoint
 from tests.record.checkpoint.test_manifest import rewritten
@@ -126,6 +132,28 @@ def test_checkpoint_that_replaces_those_that_were_listed_is_found(folder, monkey
 
     monkeypatch.setattr(good, "read_info", replacing)
     assert [checkpoint.step for checkpoint in scan_checkpoints(folder).good] == [5]
+
+
+def test_newest_checkpoint_is_found_if_it_replaces_those_that_were_listed(folder, monkeypatch):
+    state, own, steps = tiny.state_of(steps=1), good.open_checkpoint, iter([4])
+
+    def replacing(path):
+        if step := next(steps, None):
+            state.progress = state.progress._replace(step=step)
+            replacement = save_checkpoint(folder, state)
+            for old in set(list_checkpoints(folder)) - {replacement}:
+                shutil.rmtree(old)
+        return own(path)
+
+    monkeypatch.setattr(good, "open_checkpoint", replacing)
+    assert find_newest_valid(folder).opened.name == "step-00000004"
+
+
+@pytest.mark.parametrize(("newest", "newer"), [([], [0, 2, 3, 4]), ([3], [4])])
+def test_damaged_checkpoints_that_are_newer_than_all_good_ones_are_told_apart(newest, newer):
+    good_ones = [CheckpointInfo(step, Metrics(), Path()) for step in newest]
+    damaged = [CorruptCheckpoint(Path(checkpoint_name(step)), "") for step in (0, 2, 3, 4)]
+    assert [each.step for each in CheckpointScan(good_ones, damaged).newer_damaged()] == newer
 
 
 def test_folder_that_keeps_changing_is_reported(folder, monkeypatch):

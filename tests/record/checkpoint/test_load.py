@@ -74,6 +74,18 @@ def test_average_that_is_added_begins_with_the_loaded_weights(tmp_path):
         assert torch.equal(resumed.average.tensors[name], value)
 
 
+def test_loaded_average_counts_its_updates_until_the_checkpoint(tmp_path):
+    saved, resumed = tiny.state_of(steps=3), tiny.state_of(steps=1)
+    for state in (saved, resumed):
+        state.average = average_of(state.model)
+    for tensor in saved.average.stored.values():
+        tensor.add_(1)
+    load_checkpoint(save_checkpoint(tmp_path, saved), resumed)
+    assert (resumed.average.n_updates(3), resumed.average.computed_at) == (3, 3)
+    for name, value in saved.average.stored.items():
+        assert torch.equal(resumed.average.tensors[name], value)
+
+
 class Rejecting(nn.Module):
     """Rejects its extra state; its table may have grown."""
 

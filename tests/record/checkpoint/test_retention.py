@@ -1,18 +1,23 @@
 import math
 import os
+import shutil
 import socket
 from itertools import zip_longest
+from pathlib import Path
 
 import pytest
 
 import surestep
 from surestep.base.errors import RunError
 from surestep.base.files import remove_stale, temp_name
+from surestep.engine.value import Metrics
 from surestep.record.checkpoint.discovery import list_checkpoints, scan_checkpoints
-from surestep.record.checkpoint.reader import read_info
+from surestep.record.checkpoint.reader import CheckpointInfo, read_info
 from surestep.record.checkpoint.retention import (
     RetentionPolicy,
     best_first,
+    delete,
+    ends_of_cycles,
     explain_retention,
     prune,
 )
@@ -47,8 +52,13 @@ def steps(folder):
         ([math.nan, math.nan, math.nan], 1, 1, "max", [3]),
         ([None, 5, None, None], 1, 1, "min", [2, 4]),
         ([1, 2], 5, 5, "min", [1, 2]),
+        ([math.inf, 1, 2, 0], 1, 1, "max", [3, 4]),
+        ([-math.inf, 5, 7], 1, 1, "min", [2, 3]),
     ],
-    ids=["last", "best", "best is last", "two best", "ties", "NaN", "only NaN", "unknown", "few"],
+    ids=[
+        *("last", "best", "best is last", "two best", "ties", "NaN", "only NaN", "unknown", "few"),
+        *("infinity", "minus infinity"),
+    ],
 )
 def test_last_and_best_checkpoints_are_preserved(
     tmp_path, metrics, keep_last, keep_best, mode, kept
@@ -73,6 +83,35 @@ def test_best_before_the_newest_is_preserved_if_a_run_may_roll_back(
     saved_with(tmp_path, metrics)
     prune(tmp_path, RetentionPolicy(2, keep_best, "val/a", "min", may_roll_back=True))
     assert steps(tmp_path) == kept
+
+
+def info(step, value=None, **more):
+    return CheckpointInfo(step, Metrics({} if value is None else {"val/a": value}), Path(), **more)
+
+
+def test_only_values_of_the_same_samples_are_compared():
+    found = [info(1, 1.0, data="other"), info(2, 2.0), info(3, 4.0, data="now")]
+    found += [info(4, 3.0, data="now"), info(5, data="none")]
+
+    def ranked(checkpoints, *data):
+        return [each.step for each in best_first(checkpoints, "val/a", "min", *data)]
+
+    assert ranked(found) == [2, 4, 3]  # of the second, written by an older version, it is not known
+    assert ranked(found, "other") == [1, 2]
+    assert ranked(found[:2]) == [1, 2]
+
+
+def test_first_checkpoint_of_the_end_of_a_cycle_counts():
+    found = [info(1), info(3, cycle=1), info(4, cycle=1), info(5), info(6, cycle=2)]
+    assert [each.step for each in ends_of_cycles(found)] == [3, 6]
+
+
+def test_deleted_checkpoint_loses_its_name_before_its_files(tmp_path, monkeypatch):
+    saved_with(tmp_path, [1])
+    monkeypatch.setattr(shutil, "rmtree", lambda path, **_: None)  # as if killed
+    delete(list_checkpoints(tmp_path))
+    assert list_checkpoints(tmp_path) == []
+    assert [path.name[:4] for path in tmp_path.iterdir()] == [".del"]
 
 
 def test_only_the_last_are_preserved_without_a_metric(tmp_path):
@@ -210,6 +249,18 @@ def test_milestones_are_preserved(tmp_path, keep_every):
     run = tiny.fit(tmp_path, epochs=5, checkpoint=options)
     assert kept(run) == {"6": ["milestone"], "2": ["milestone"], "5": ["last"]}
     assert [path.name[-2:] for path in list_checkpoints(run.checkpoints)] == ["06", "12", "15"]
+
+
+@pytest.mark.parametrize("on_spike", ["warn", "rollback"])
+def test_best_before_is_explained_if_the_run_may_roll_back(tmp_path, on_spike):
+    saved_with(tmp_path, [2, 3, 1])
+    write_json(tmp_path / "plan.json", [{"option": "on_spike", "value": on_spike}])
+    found = explain_retention(tmp_path, ("val/a", "min"), scan_checkpoints(tmp_path).good)
+    before = {1: ["best before"]} if on_spike == "rollback" else {}
+    assert {int(path.name[5:]): why for path, why in found.items()} == {
+        **before,
+        3: ["best", "last"],
+    }
 
 
 @pytest.mark.parametrize("plan", [3, [3], [{"option": "checkpoint.keep_last", "value": "x"}]])

@@ -29,14 +29,15 @@ def second(tmp_path):
 FILES = ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"]
 
 
+@pytest.mark.parametrize("place", [-2, 0], ids=["changed", "longer"])
 @pytest.mark.parametrize("file", FILES)
-def test_bytes_of_a_later_checkpoint_are_read_back(tmp_path, monkeypatch, second, file):
+def test_bytes_of_a_later_checkpoint_are_read_back(tmp_path, monkeypatch, second, file, place):
     sync = CheckpointFiles.sync
 
     def forgetful(written):
         if file in written.files:
             with (written.folder / file).open("r+b") as damaged:
-                damaged.seek(-2, 2)
+                damaged.seek(place, 2)
                 damaged.write(b"\xff")
         sync(written)
 
@@ -55,6 +56,16 @@ def test_later_invalid_record_is_rejected(tmp_path):
     later(state).counts.overflow = -1
     with pytest.raises(CorruptCheckpointError, match=r"state\.json: it\.counts\.overflow is -1"):
         write_checkpoint(tmp_path, staging.take(state))
+
+
+@pytest.mark.parametrize("part", ["best", "plateau"])
+def test_there_is_an_evaluation_before_the_first_step_and_after_each(tmp_path, part):
+    state, name = tiny.state_of(steps=2), {"best": "since_best", "plateau": "bad"}[part]
+    setattr(getattr(state, part), name, 3)
+    save_checkpoint(tmp_path, state)
+    setattr(getattr(state, part), name, 4)
+    with pytest.raises(CorruptCheckpointError, match=f"{part}.{name} is 4, and .* at most 3"):
+        save_checkpoint(tmp_path, state)
 
 
 def test_later_checkpoint_equals_one_saved_alone(tmp_path, second):

@@ -1,7 +1,11 @@
 import os
 import pickle
+import re
 import shutil
 import subprocess
+import time
+from collections import defaultdict
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,10 +13,13 @@ import torch
 from torch import nn
 
 from surestep.base.errors import CheckpointError
+from surestep.base.files import temp_name
 from surestep.engine.state.state import Progress, State
+from surestep.record.checkpoint import writer
 from surestep.record.checkpoint.discovery import list_checkpoints
+from surestep.record.checkpoint.manifest import verify
 from surestep.record.checkpoint.reader import read_record
-from surestep.record.checkpoint.writer import CheckpointFiles
+from surestep.record.checkpoint.writer import AsyncSaver, CheckpointFiles
 from tests import tiny
 from tests.record.checkpoint.on_disk import load_checkpoint, save_checkpoint
 
@@ -48,6 +55,7 @@ class Extra(nn.Linear):
         self.words = {"seen": [1, 2.5, "three", None]}
         self.register_buffer("count", torch.tensor(7))
         self.register_buffer("empty", torch.zeros(0, 3))
+        self.register_buffer("also_empty", torch.zeros(0, 3))
         self.register_buffer("short", torch.ones(2, dtype=torch.bfloat16))
         self.register_buffer("view", torch.arange(6.0).view(2, 3).t())
 
@@ -105,6 +113,10 @@ def test_tied_weights_are_stored_once_and_stay_tied(tmp_path):
     other = saved_and_loaded(tmp_path, state, tied)
     assert read_record(list_checkpoints(tmp_path)[0])["aliases"] == {"head.weight": "table.weight"}
     assert other.model.head.weight is other.model.table.weight
+
+
+def test_empty_tensors_are_not_stored_as_one(tmp_path):
+    assert read_record(save_checkpoint(tmp_path, tiny.state_of(extra())))["aliases"] == {}
 
 
 def test_extra_state_round_trip(tmp_path):
@@ -257,6 +269,72 @@ def test_full_disk_preserves_the_older_checkpoint(tmp_path, small_disk, monkeypa
 
 def _full(*_):
     raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_each_save_has_the_state_of_its_time(tmp_path, monkeypatch, background):
+    """The second save begins while the first is being written."""
+    write, pruned = writer.write_checkpoint, []
+
+    def slow(*arguments):
+        time.sleep(0.02)
+        return write(*arguments)
+
+    monkeypatch.setattr(writer, "write_checkpoint", slow)
+    prune = lambda: pruned.append(len(list_checkpoints(tmp_path)))  # noqa: E731
+    saver = AsyncSaver(tmp_path, prune, background=background)
+    state, expected = tiny.state_of(), {}
+    for seed in range(2):
+        tiny.move(state, seed)
+        expected[state.progress.step] = tiny.weights(state.model)
+        saver.save(state)
+    saver.wait()
+    first, second = saver.outcomes()
+    assert (first.step, second.step, saver.outcomes()) == (3, 4, [])
+    assert pruned == [1, 2]
+    for result in (first, second):
+        fresh = tiny.state_of(steps=0)
+        load_checkpoint(result.path, fresh)
+        assert torch.equal(tiny.weights(fresh.model), expected[result.step])
+        written_s = result.seconds - result.blocked_s
+        assert written_s >= 0.02 if background else written_s == 0
+
+
+def test_files_are_read_back_after_they_are_synced_and_dropped_from_the_cache(
+    tmp_path, monkeypatch
+):
+    calls = defaultdict(str)  # by descriptor
+
+    def noted(letter, own, descriptor, *arguments):
+        calls[descriptor] += letter
+        return own(descriptor, *arguments)
+
+    for letter, name in (("d", "posix_fadvise"), ("s", "fsync"), ("r", "pread")):
+        monkeypatch.setattr(os, name, partial(noted, letter, getattr(os, name)))
+    path = save_checkpoint(tmp_path, tiny.state_of())
+    # The pages of a file are dropped once to start writing them, and again before it is read.
+    assert all(re.fullmatch("(s|dsdr+)*", each) for each in calls.values())
+    found = "".join(calls.values())
+    assert found.count("d") == 2 * len(list(path.iterdir()))
+    # The folder is synced before the manifest and after it, and that above it at the end.
+    assert found.replace("dsdr", "").count("s") == 3
+
+
+def test_files_of_an_interrupted_save_are_not_in_the_next(tmp_path):
+    left = temp_name(tmp_path / "step-00000002", "tmp")
+    left.mkdir()
+    for name in ("model.safetensors", "other"):
+        (left / name).write_text("half of it")
+    path = save_checkpoint(tmp_path, tiny.state_of())
+    verify(path)
+    assert not (path / "other").exists()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_run_folder_that_is_gone_is_not_made_by_a_save(tmp_path):
+    with pytest.raises(CheckpointError, match="No such file"):
+        save_checkpoint(tmp_path / "run" / "checkpoints", tiny.state_of())
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_saving_a_step_again_replaces_its_checkpoint(tmp_path):
