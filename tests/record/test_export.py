@@ -99,9 +99,10 @@ def test_average_is_exported_if_requested_or_if_it_was_evaluated(tmp_path):
     x, y = tiny.data()
     average = {"kind": "ema", "decay": 0.5}
     run = tiny.fit(tmp_path / "r", {"val": (x, y)}, average=average)
-    files = {which: tmp_path / f"{which}.pt" for which in ("best", "last", "average")}
+    steps = {run.last.step: False}  # a step means its weights
+    files = {which: tmp_path / f"{which}.pt" for which in ("best", "last", "average", *steps)}
     averaged = {which: run.export(path, which).average for which, path in files.items()}
-    assert averaged == {"best": True, "last": False, "average": True}
+    assert averaged == {"best": True, "last": False, "average": True} | steps
     for which, name in (("last", "weights"), ("average", "average")):
         run.export(tmp_path / f"{which}.safetensors", which)
         with safe_open(tmp_path / f"{which}.safetensors", "pt") as file:

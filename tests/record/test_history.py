@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import math
 
 import numpy as np
@@ -13,6 +12,7 @@ from torch import nn
 import surestep
 from surestep import Run
 from surestep.base.errors import RunError
+from surestep.record.history import read_history
 from tests import tiny
 from tests.needs import needs
 
@@ -20,14 +20,9 @@ X, Y = tiny.data()
 ACCURACY = {"accuracy": lambda outputs, targets: (outputs.argmax(1) == targets).double().mean()}
 
 
-def history_of(folder, events):
-    """Return the history of a run with these events after the first line."""
-    tiny.fit(folder)
-    path = folder / "events.jsonl"
-    first = path.read_text().splitlines()[0]
-    lines = [json.dumps({"time": 1.0 + at, **event}) for at, event in enumerate(events)]
-    path.write_text("\n".join([first, *lines]) + "\n")
-    return Run(folder).history()
+def history_of(*events):
+    """Return the history of a run with these events, one a second."""
+    return read_history({"time": 1.0 + at, **event} for at, event in enumerate(events))
 
 
 def steps(first, losses, **more):
@@ -93,37 +88,62 @@ def test_final_results_are_told_apart_from_evaluations(tmp_path):
         np.testing.assert_array_equal(before[name], after[name])
 
 
-def test_evaluation_before_the_first_step_has_a_row(tmp_path):
-    history = history_of(tmp_path, [evaluation(0, 2.0), steps(1, [1.0]), evaluation(1, 0.5)])
+def test_evaluation_before_the_first_step_has_a_row():
+    history = history_of(evaluation(0, 2.0), steps(1, [1.0]), evaluation(1, 0.5))
     assert history["step"].tolist() == [0, 1]
     assert history["val/loss"].tolist() == [2.0, 0.5]
     assert np.isnan(history["train/loss"][0])
 
 
-def test_steps_that_were_repeated_count_once(tmp_path):
+def test_steps_that_were_repeated_count_once():
     events = [
         *(steps(1, [1.0, 2.0]), evaluation(2, 0.1), steps(3, [3.0, 4.0]), evaluation(4, 0.2)),
         *({"event": "resume", "step": 3}, steps(4, [5.0], logged={"size": [7.0]})),
         *(evaluation(4, 0.3), {"event": "rollback", "step": 3}, steps(4, [6.0])),
     ]
-    history = history_of(tmp_path, events)
+    history = history_of(*events)
     assert history["step"].tolist() == [1, 2, 3, 4]
     assert history["train/loss"].tolist() == [1.0, 2.0, 3.0, 6.0]
     np.testing.assert_array_equal(history["val/loss"], [np.nan, 0.1, np.nan, np.nan])
     assert "train/size" not in history
 
 
-def test_killed_log_point_that_is_written_again_counts_once(tmp_path):
-    history = history_of(tmp_path, [steps(1, [1.0, 2.0, 3.0]), steps(2, [4.0, 5.0])])
-    assert history["train/loss"].tolist() == [1.0, 4.0, 5.0]
+@pytest.mark.parametrize(
+    ("back", "times"),
+    [
+        *((1, [np.nan]), (2, [np.nan, 1.0]), (3, [np.nan, 1.0, 3.0])),
+        *((4, [np.nan, 1.0, 3.0, 2.0]), (0, [])),
+    ],
+)
+def test_step_that_the_run_goes_back_to_is_kept(back, times):
+    """Only the last step of a log point has a time, if it is kept."""
+    events = [steps(1, [1.0, 2.0]), steps(3, [3.0, 4.0]), evaluation(3, 0.0)]
+    history = history_of(*events, {"event": "rollback", "step": back})
+    assert history["step"].tolist() == list(range(1, back + 1))
+    np.testing.assert_array_equal(history["time"], times)
+    if back >= 3:
+        assert history["val/loss"][2] == 0.0
 
 
-def test_logged_values_and_rates_of_groups_are_columns(tmp_path):
+def test_evaluations_of_one_step_are_one_row():
+    events = [steps(1, [1.0]), evaluation(1, 0.5), evaluation(1, 0.25)]
+    events[2]["metrics"] = {"far/loss": 0.25}
+    (row,) = history_of(*events).rows()
+    assert (row["val/loss"], row["far/loss"], row["time"]) == ("0.5", "0.25", "3.0")
+
+
+def test_killed_log_point_that_is_written_again_counts_once():
+    history = history_of(steps(1, [1.0, 2.0, 3.0]), steps(2, [None, 5.0]))
+    np.testing.assert_array_equal(history["train/loss"], [1.0, np.nan, 5.0])
+    np.testing.assert_array_equal(history["time"], [np.nan, np.nan, 2.0])
+
+
+def test_logged_values_and_rates_of_groups_are_columns():
     events = [
         steps(1, ["nan", None, "inf"], logged={"size": [1, None, 3], "loss": [4, 5, 6]}),
         steps(4, [1.0], group_lr={"head": 0.01}),
     ]
-    history = history_of(tmp_path, events)
+    history = history_of(*events)
     np.testing.assert_array_equal(history["train/loss"], [np.nan, np.nan, np.inf, 1.0])
     np.testing.assert_array_equal(history["train/size"], [1, np.nan, 3, np.nan])
     np.testing.assert_array_equal(history["train/logged_loss"], [4, 5, 6, np.nan])
@@ -131,25 +151,25 @@ def test_logged_values_and_rates_of_groups_are_columns(tmp_path):
     np.testing.assert_array_equal(history["time"], [np.nan, np.nan, 1.0, 2.0])
 
 
-def test_tables_and_unknown_values_of_evaluations_are_left_out(tmp_path):
+def test_tables_and_unknown_values_of_evaluations_are_left_out():
     metrics = {"val/loss": "nan", "val/table": [[1, 2]], "val/unknown": None}
     found = {"event": "evaluation", "step": 1, "metrics": metrics}
-    history = history_of(tmp_path, [steps(1, [1.0]), found, {**found, "which": "best"}])
+    history = history_of(steps(1, [1.0]), found, {**found, "which": "best"})
     assert list(history) == ["step", "time", "train/loss", "grad_norm", "lr", "val/loss"]
     (final,) = history.final
     assert math.isnan(final.metrics["val/loss"])
     assert final.metrics.tables == {"val/table": [[1, 2]]}
 
 
-def test_run_without_a_step_has_an_empty_history(tmp_path):
-    history = history_of(tmp_path, [])
+def test_run_without_a_step_has_an_empty_history():
+    history = history_of()
     assert len(history["step"]) == 0
     assert list(history.rows()) == []
 
 
-def test_memory_is_in_proportion_to_what_was_recorded(tmp_path):
+def test_memory_is_in_proportion_to_what_was_recorded():
     found = [{**evaluation(at, 0.5), "metrics": {f"val/{at}": at}} for at in range(1, 301)]
-    history = history_of(tmp_path, found)
+    history = history_of(*found)
     assert (len(history["step"]), len(history)) == (300, 305)
     assert sum(len(column.values) for column in history.columns.values()) == 600
     assert history["val/7"][6] == 7
@@ -167,17 +187,17 @@ def test_damaged_events_are_an_error(tmp_path):
         Run(tmp_path).history()
 
 
-def test_rows_leave_out_what_was_not_recorded(tmp_path):
-    rows = list(history_of(tmp_path, [steps(1, ["nan"]), evaluation(2, 0.25)]).rows())
+def test_rows_leave_out_what_was_not_recorded():
+    rows = list(history_of(steps(1, ["nan"]), evaluation(2, 0.25)).rows())
     assert [row["train/loss"] for row in rows] == ["nan", ""]
     assert [row["val/loss"] for row in rows] == ["", "0.25"]
     assert [row["step"] for row in rows] == ["1", "2"]
 
 
 @pytest.mark.slow("needs pandas")
-def test_history_becomes_a_table_of_pandas(tmp_path):
+def test_history_becomes_a_table_of_pandas():
     pandas = needs("pandas")
-    history = history_of(tmp_path, [steps(1, [1.0, 2.0]), evaluation(2, 0.25)])
+    history = history_of(steps(1, [1.0, 2.0]), evaluation(2, 0.25))
     table = history.to_pandas()
     expected = pandas.read_csv(io.StringIO(_csv(history)))
     pandas.testing.assert_frame_equal(table, expected)

@@ -1,12 +1,14 @@
 """Runs of a folder in Python: the same as `surestep runs`, and the best of them."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 import surestep
 from surestep.base.errors import ConfigError, RunError
+from surestep.record.lock import RunLock
 from surestep.record.runs import RunList, RunSummary
 from tests import tiny
 
@@ -44,6 +46,22 @@ def test_runs_are_selected_and_ordered(folder):
     assert names(name="*ood") == ["good"]
     assert names(metric="val/*", sort="name") == ["bad", "good"]
     assert names(recipe="digits") == []
+
+
+def test_summary_is_of_what_was_written_last(folder):
+    """The events of a killed run are newer than its status; its checkpoints have its last step."""
+    path = folder / "good"
+    (path / "status.json").write_text(json.dumps({"status": "running", "monitor": None}))
+    (path / "events.jsonl").write_text("")
+    for name, at in (("status.json", 1000), ("events.jsonl", 2000)):
+        os.utime(path / name, (at, at))
+    (found,) = surestep.runs(folder, name="good")
+    assert (found.state, found.step, found.written) == ("killed", 6, 2000)
+    os.utime(path / "status.json", (3000, 3000))
+    lock = RunLock(path)
+    (found,) = surestep.runs(folder, name="good")
+    lock.release()
+    assert (found.state, found.written) == ("running", 3000)
 
 
 def test_size_is_that_of_the_files(folder):

@@ -2,6 +2,7 @@ import os
 import shutil
 import subprocess
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import surestep
 from surestep.base.errors import CheckpointError, StatusWriteError
 from surestep.record.checkpoint import writer as saver
 from surestep.record.checkpoint.discovery import list_checkpoints
+from surestep.record.checkpoint.reader import read_info
 from surestep.record.run import Run
 from tests import tiny
 
@@ -67,6 +69,41 @@ def test_checkpoint_after_a_failed_save_has_its_own_metrics(tmp_path, monkeypatc
     evaluated = {event["step"]: event["metrics"] for event in events}
     assert {step for step, _ in saves.found} == {1, 4, 5, 6}
     assert all(metrics == evaluated[step] for step, metrics in saves.found)
+
+
+def test_checkpoint_of_a_step_that_was_not_evaluated_has_no_metrics(tmp_path):
+    options = {"max_steps": 4, "validation": {"every": "2 steps"}}
+    config = tiny.config(**options, checkpoint={"every": "1 step", "keep_last": 9})
+    saves, task = Saves(), tiny.task(val=tiny.data(8, seed=1))
+    run = surestep.Trainer(task, config, run=tmp_path, callbacks=[saves]).fit()
+    assert [(step, bool(metrics)) for step, metrics in saves.found] == [
+        *((1, False), (2, True), (3, False), (4, True))
+    ]
+    found = [read_info(path) for path in list_checkpoints(run.checkpoints)]
+    assert [(each.step, each.metrics) for each in found] == saves.found
+
+
+def test_save_waits_for_the_one_before_and_reports_both(tmp_path, monkeypatch):
+    write, saves = saver.write_checkpoint, Saves()
+
+    def slow(*arguments):
+        time.sleep(0.05)
+        return write(*arguments)
+
+    monkeypatch.setattr(saver, "write_checkpoint", slow)
+    config = tiny.config(max_steps=3, checkpoint={"keep_last": 9, "async_save": True})
+    with surestep.prepare(tiny.task(), config, run=tmp_path, callbacks=[saves]) as session:
+        steps = session.steps()
+        next(steps)
+        session.saving.save_async()
+        next(steps)
+        assert session.save().name == "step-00000002"
+        assert [step for step, _ in saves.found] == [1, 2]
+        next(steps)
+        session.saving.save_async()
+    assert [step for step, _ in saves.found] == saved(tmp_path) == [1, 2, 3]
+    events = [event for event in session.run.events() if event["event"] == "checkpoint"]
+    assert [event["step"] for event in events] == [1, 2, 3]
 
 
 def test_ctrl_c_right_after_a_save_began_keeps_its_result(tmp_path, monkeypatch):

@@ -4,13 +4,15 @@ import subprocess
 from types import SimpleNamespace
 
 import pytest
+import torch
 from torch import nn
 
+import surestep
 from surestep import Run
 from surestep.base.errors import RunError
 from surestep.base.text import format_bytes
 from surestep.record.checkpoint.discovery import list_checkpoints, size_on_disk
-from surestep.trainer.checkpointing import estimate_checkpoint_bytes
+from surestep.trainer.checkpointing import check_disk_space, estimate_checkpoint_bytes
 from tests import tiny
 
 WIDTH = 4000  # some 375 KB with AdamW
@@ -83,6 +85,75 @@ def test_checkpoints_of_a_resumed_run_are_space_for_its_new_ones(tmp_path, monke
         tiny.prepare(tmp_path, **options).close()
         assert any("FILL UP" in text for text in notices(tmp_path)) == is_reported
     assert f"has {format_bytes(usage.free + sum(sizes))} for them" in notices(tmp_path)[-1]
+
+
+KEEP = {"keep_last": 2, "keep_best": 3}
+VAL = {"val": tiny.data(4)}
+CYCLES = {"name": "cosine_restarts", "cycles": 4, "save_cycles": True}
+
+
+@pytest.mark.parametrize(
+    ("parts", "options", "count"),
+    [
+        ({}, {}, 3),  # the last two, and the one that is being written
+        (VAL, {}, 6),
+        (VAL, {"on_spike": "rollback"}, 7),  # and the best before
+        (VAL, {"on_spike": "rollback", "checkpoint": {**KEEP, "keep_best": 0}}, 3),
+        ({}, {"schedule": CYCLES}, 7),
+        ({}, {"checkpoint": {**KEEP, "keep_every": "10 steps"}}, 7),
+        ({}, {"checkpoint": {**KEEP, "keep_every": "15 steps"}}, 5),
+        ({}, {"checkpoint": {**KEEP, "mirror": "/somewhere"}}, 4),
+        (VAL, {"max_steps": 2}, 2),
+    ],
+)
+def test_space_is_needed_for_what_is_on_the_disk_at_once(
+    tmp_path, monkeypatch, parts, options, count
+):
+    plan = tiny.plan(parts, **{"max_steps": 40, "checkpoint": KEEP, **options}).plan
+    state = tiny.state_of(steps=0)
+    size = estimate_checkpoint_bytes(plan, state)
+
+    def check(free):
+        usage = SimpleNamespace(total=100 * size, free=free)
+        monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
+        return check_disk_space(tmp_path, plan, state)
+
+    assert check(count * size) is None
+    for free in (count * size - 1, size):
+        assert f"up to {count} checkpoints of about {format_bytes(size)} take" in check(free)
+    with pytest.raises(RunError, match="none could be saved"):
+        check(size - 1)
+
+
+class Several(nn.Module):
+    """Two layers of different sizes, and a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, WIDTH), nn.Linear(4, 3)
+        self.register_buffer("table", torch.zeros(2 * WIDTH))
+
+
+def take_step(manual_step):
+    for name in ("a", "b"):
+        for micro in manual_step.micro_batches(name):
+            loss = manual_step.models[name](micro.args[0]).square().mean()
+            manual_step.backward(loss, micro)
+        manual_step.step(name)
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_estimate_has_the_state_of_each_optimizer_and_the_buffers(tmp_path, name):
+    """Only Adam has a state: in one of two optimizers."""
+    optimizers = {each: surestep.Optim(name="sgd", lr=0.1) for each in ("a", "b")}
+    optimizers[name] = surestep.Optim(name="adamw", lr=0.1)
+    parts = {"step": take_step, "optimizers": optimizers, "model": Several()}
+    task = surestep.Task(train=(tiny.data()[0],), **parts)
+    with surestep.prepare(task, tiny.config(max_steps=1), run=tmp_path) as session:
+        expected = estimate_checkpoint_bytes(session.plan, session.state)
+        list(session.steps())
+        written = size_on_disk(session.save())
+    assert expected <= written <= expected * 1.02 + 8192
 
 
 @pytest.mark.parametrize("optim", [{}, {"name": "sgd", "momentum": 0.9}, {"name": "sgd"}])

@@ -11,6 +11,7 @@ from surestep.record.checkpoint.discovery import list_checkpoints
 from surestep.trainer.evaluator import evaluate_run
 from tests import tiny
 from tests.record.checkpoint.forge import forge_record
+from tests.trainer.test_fit import SCORE, scored
 
 SAID = {
     "checkpoint": {"every": "2 steps", "keep_last": 3, "keep_best": 1},
@@ -180,6 +181,32 @@ def test_corrupt_best_checkpoint_is_reported_and_not_substituted(run, file, how)
     assert torch.equal(tiny.weights(model), before)
     with pytest.raises(CorruptCheckpointError, match=file):
         evaluate_run(run, tiny.task(**parts()), tiny.config(**SAID), split="val", which="best")
+
+
+def test_corrupt_checkpoint_that_cannot_be_the_best_or_the_last_is_no_obstacle(tmp_path, caplog):
+    """The metric is best at step 4 of 2, 4 and 6."""
+    options = {**SAID, "validation": {"every": "2 steps", **SCORE}}
+    run = tiny.fit(tmp_path, scored([0.5, 0.9, 0.7]), **options)
+    assert run.best.step == 4
+    (run.folder_of(2) / "state.json").unlink()
+    with caplog.at_level(logging.WARNING, "surestep"):
+        assert (run.best.step, run.last.step) == (4, 6)
+    assert caplog.text == ""
+    (run.folder_of(4) / "state.json").unlink()
+    assert run.last.step == 6
+    with pytest.raises(CorruptCheckpointError, match=r"step-00000004 is damaged: state\.json"):
+        _ = run.best
+
+
+def test_best_checkpoint_of_a_run_without_an_evaluation_is_the_last(tmp_path):
+    parts = {"val": tiny.data(4)}
+    with tiny.prepare(tmp_path, parts) as session:
+        for result in session.steps():
+            session.save()
+            if result.step == 2:
+                break
+    assert session.run.monitor == ("val/loss", "min")
+    assert session.run.best.step == session.run.load_model(tiny.model()).step == 2
 
 
 def test_nothing_is_loaded_if_every_checkpoint_is_corrupt(run):

@@ -68,6 +68,13 @@ def test_events_that_lost_the_last_time_a_step_was_taken_are_not_compared(run, i
     assert items_at_6(run) == []
 
 
+@pytest.mark.parametrize(("back", "is_compared"), [(5, False), (6, True), (7, True)])
+def test_step_that_was_undone_by_going_back_is_not_compared(run, back, is_compared):
+    with (run.path / "events.jsonl").open("a") as file:
+        file.write(f'{{"event": "rollback", "time": 1.0, "step": {back}}}\n')
+    assert items_at_6(run) == ([40.0, 36.0] if is_compared else [])
+
+
 def lines_of(run):
     text = (run.path / "events.jsonl").read_text()
     return [(json.loads(line), line) for line in text.splitlines(keepends=True)]
