@@ -2,17 +2,21 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
 import surestep
 from surestep.base.errors import CheckpointError, RunError
 from surestep.mirror.fetch import fetch_run
-from surestep.mirror.link import MirrorLink, read_link
+from surestep.mirror.link import MirrorLink, make_link, read_link
 from surestep.mirror.open import become_writer
+from surestep.mirror.outline import complete_checkpoints, examine_mirror, open_outline
 from surestep.mirror.owner import Owner, read_owner
 from surestep.mirror.store import Store
+from surestep.record.checkpoint.discovery import list_checkpoints
 from tests.mirror.runs import files, flip_byte, last_weights, names, train
+from tests.record.checkpoint.forge import forge_record
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +73,21 @@ def test_fetched_run_is_the_run(mirror, tmp_path):
     assert read_link(here.path).id == read_link(run.path).id
 
 
+def test_complete_checkpoints_of_a_mirror_are_listed_by_step():
+    found = ["step-00000010", "step-99999999", "step-100000000"]
+    listed = {f"checkpoints/{name}/manifest.json": 1 for name in (*reversed(found), "other")}
+    assert complete_checkpoints({**listed, "checkpoints/step-00000011/state.json": 1}) == found
+
+
+def test_link_to_a_mirror_keeps_what_is_known_of_the_run(tmp_path):
+    known = MirrorLink("mine", "/a", elsewhere=("step-00000003",), fetching=True)
+    known.write(tmp_path)
+    assert make_link(tmp_path, "/a") == known
+    assert make_link(tmp_path, "/a", "other") == replace(known, id="other")
+    assert make_link(tmp_path, "/b") == MirrorLink("mine", "/b", fetching=True)
+    assert make_link(tmp_path, "/b", "other") == MirrorLink("other", "/b", fetching=True)
+
+
 def test_run_that_is_here_is_not_fetched_again(mirror, tmp_path, monkeypatch):
     fetch(mirror, tmp_path / "here")
     (tmp_path / "here" / "events.jsonl").write_text("newer")
@@ -99,6 +118,22 @@ def test_damaged_checkpoint_is_named_and_left_out(mirror, tmp_path):
     assert read_link(tmp_path / "here").damaged == ("step-00000012",)
     assert surestep.Run(tmp_path / "here").last.step == 9
     assert not list((tmp_path / "here").rglob(".tmp*"))
+    assert fetch(mirror, tmp_path / "here") == []
+    store = Store(str(mirror))
+    with open_outline(store, store.list()) as folder:
+        paths = list_checkpoints(folder / "checkpoints")
+        found = list(examine_mirror(store, paths, every_byte=True))
+    assert [each.verified for each in found] == [True, True, False]
+    assert found[2].problems == ("model.safetensors: it has other bytes than were written",)
+
+
+def test_checkpoint_here_that_the_run_left_is_replaced(mirror, tmp_path):
+    """It is undamaged, but the newer steps of the mirror do not follow from it."""
+    fetch(mirror, tmp_path / "here")
+    shutil.rmtree(tmp_path / "here" / "checkpoints" / "step-00000012")
+    forge_record(tmp_path / "here" / "checkpoints" / "step-00000009", metadata={"of": "another"})
+    fetch(mirror, tmp_path / "here")
+    assert files(tmp_path / "here") == files(mirror)
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "state.json", "manifest.json"])

@@ -38,6 +38,21 @@ def test_released_mirror_can_be_written_by_the_next(store):
     assert read_owner(store)["writer"] is None
 
 
+def test_start_and_first_checkpoint_are_written_at_once(store):
+    owner = Owner(store, "mine", has_started=False)
+    owner.acquire(print)
+    known = [read_owner(store)]
+    owner.start()
+    owner.check()
+    known.append(read_owner(store))
+    owner.record_checkpoint()
+    known.append(read_owner(store))
+    owner.release()
+    assert [(each["started"], each["saved"]) for each in known] == [
+        *((False, False), (True, False), (True, True))
+    ]
+
+
 def test_process_that_renews_keeps_the_others_out(store, monkeypatch):
     monkeypatch.setattr(module, "STALE_S", 60.0)
     known = written(store)

@@ -15,6 +15,7 @@ from surestep.mirror.push import Pusher
 from surestep.mirror.store import Store
 from surestep.record.checkpoint.manifest import verify
 from tests.mirror.runs import files, flip_byte, names, train
+from tests.record.checkpoint.forge import forge_record
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +80,8 @@ def test_pass_that_stops_anywhere_leaves_complete_checkpoints_only(run, mirror):
         try:
             with_end.push(is_last=True)
         except Stopped:
+            if (mirror / "config.json").exists():
+                assert files(mirror).keys() >= {"events.jsonl", "plan.json", "status.json"}
             for name in names(mirror):
                 path = mirror / "checkpoints" / name
                 if (path / "manifest.json").exists():
@@ -135,6 +138,77 @@ def test_deletion_that_stops_anywhere_leaves_no_manifest_without_its_files(run, 
     assert not any("manifest.json" in left for left in seen)
 
 
+def test_nothing_is_deleted_while_a_checkpoint_here_is_not_complete(run, mirror):
+    pusher(run, mirror).push()
+    shutil.rmtree(run / "checkpoints" / "step-00000006")
+    (run / "checkpoints" / "step-00000012" / "manifest.json").unlink()
+    pusher(run, mirror).push()
+    assert names(mirror) == ["step-00000006", "step-00000009", "step-00000012"]
+
+
+def test_complete_checkpoint_is_reported_when_it_is_copied_and_when_it_is_found(run, mirror):
+    calls = []
+    for found in (["step-00000012"], ["step-00000006", "step-00000009", "step-00000012"]):
+        link, store = make_link(run, str(mirror)), Store(str(mirror))
+        made = Pusher(run, store, link, on_complete=lambda: calls.append(names(mirror)))
+        made.push()
+        assert calls[0] == found
+        calls.clear()
+
+
+def test_abandoned_checkpoints_are_recorded_before_they_are_deleted(run, mirror, monkeypatch):
+    made, seen, delete = pusher(run, mirror), [], module.delete_local
+    made.push()
+    paths = [run / "checkpoints" / name for name in ("step-00000012", "step-00000009")]
+
+    def note(found):
+        seen.append(sorted(read_link(run).abandoned))
+        delete(found)
+
+    monkeypatch.setattr(module, "delete_local", note)
+    for path in paths:
+        made.delete_abandoned([path])
+    assert seen == [[paths[0].name], [paths[1].name, paths[0].name]]
+    assert names(run) == ["step-00000006"]
+    made.push()
+    assert (names(mirror), read_link(run).abandoned) == (["step-00000006"], {})
+
+
+def test_abandoned_checkpoint_that_is_still_here_is_not_forgotten(run, mirror, monkeypatch):
+    """The process may be killed before it is deleted; the mirror then still has it."""
+    made = pusher(run, mirror)
+    made.push()
+    monkeypatch.setattr(module, "delete_local", lambda paths: None)
+    made.delete_abandoned([run / "checkpoints" / "step-00000012"])
+    made.push()
+    assert read_link(run).abandoned.keys() == {"step-00000012"}
+    forge_record(run / "checkpoints" / "step-00000012", metadata={"saved": "again"})
+    made.push()
+    assert read_link(run).abandoned == {}
+
+
+def test_mirror_is_listed_once_after_it_failed(run, mirror):
+    made, listed = pusher(run, mirror), []
+    made.push()
+    made.store.list = lambda own=made.store.list: (listed.append(1), own())[1]
+    made.push()
+    assert listed == []
+    made.look_again()
+    made.push()
+    made.push()
+    assert listed == [1]
+
+
+def test_what_is_written_while_the_rest_is_sent_is_counted(run, mirror, monkeypatch):
+    monkeypatch.setattr(module, "COUNT_S", -1.0)
+    made = pusher(run, mirror)
+    first = made.count_sent()
+    (run / "notes.bin").write_bytes(b"x" * 1000)
+    assert (first.done, made.count_sent()) == (0, (0, first.total + 1000))
+    made.push(is_last=True)
+    assert made.count_sent() == (first.total + 1000, first.total + 1000)
+
+
 def test_mirror_of_an_emptied_run_is_not_emptied(run, mirror):
     made = pusher(run, mirror)
     made.push()
@@ -163,14 +237,16 @@ def test_damaged_checkpoint_is_not_copied_and_the_others_are(run, mirror):
     assert not (mirror / "checkpoints" / "step-00000012" / "manifest.json").exists()
 
 
-def test_checkpoint_that_was_replaced_is_copied_again(run, mirror):
+@pytest.mark.parametrize("is_new", [True, False], ids=["another process", "the same process"])
+def test_checkpoint_that_was_replaced_is_copied_again(run, mirror, is_new):
+    """The files of both have the same sizes."""
     made = pusher(run, mirror)
     made.push()
     path = run / "checkpoints" / "step-00000012"
     shutil.rmtree(path)
     other = train(run.parent / "other", seed=1, **{"checkpoint.keep_last": 3}).path
     shutil.copytree(other / "checkpoints" / "step-00000012", path)
-    made.push(is_last=True)
+    (pusher(run, mirror) if is_new else made).push(is_last=True)
     assert files(mirror) == files(run)
     assert surestep.Run(mirror).verify()[-1].verified
 
