@@ -227,6 +227,22 @@ def test_unsaved_steps_of_a_custom_loop_are_trained_again(tmp_path):
         assert status_of(tmp_path) == ("finished", "all steps are done", None)
 
 
+def test_run_that_was_stopped_has_no_finding_about_its_end(tmp_path):
+    """A finished one that skipped most of its steps has: its schedule did not reach its end."""
+    x, y = tiny.data(40)
+    y[8:] = -100
+    schedule, data = {"schedule": {"name": "cosine"}}, {"data": {"shuffle": False}}
+    for name, last in (("finished", 5), ("stopped", 4)):
+        with tiny.prepare(
+            tmp_path / name, {"train": (x, y)}, epochs=1, **schedule, **data
+        ) as session:
+            for result in session.steps():
+                if result.step == last:
+                    break
+        rules = {finding["rule"] for finding in session.run.status["findings"]}
+        assert (session.run.status["status"], "SS307" in rules) == (name, name == "finished")
+
+
 def test_custom_loop_left_early_leaves_a_resumable_stopped_run(tmp_path):
     with tiny.prepare(tmp_path) as session:
         for result in session.steps():

@@ -309,6 +309,8 @@ def test_all_errors_of_on_end_are_notes_of_the_error_that_ended_the_run(tmp_path
     assert caught.value.__notes__ == [
         f"While closing: ValueError: {name}" for name in ("second", "first")
     ]
+    status = trainer.session.run.status
+    assert (status["status"], status["reason"]) == ("failed", "Fails: in the step")
 
 
 def test_error_of_on_end_is_raised_and_the_run_is_closed(tmp_path):
