@@ -165,8 +165,11 @@ def test_step_whose_save_failed_is_saved_by_the_next(tmp_path, monkeypatch):
             with pytest.raises(CheckpointError, match="No space left"):
                 session.save()
         assert not session.saving.is_current
-        assert session.saving.ensure_saved().exists()
+        for _ in range(2):
+            assert session.saving.ensure_saved().exists()
         assert saved(tmp_path) == [1]
+        events = [event["event"] for event in session.run.events()]
+        assert events.count("checkpoint") == 1
 
 
 def test_failed_final_save_raises(tmp_path, monkeypatch):

@@ -126,6 +126,12 @@ class Shifted(Sized):
         return x + 1, y
 
 
+def test_private_attribute_of_a_module_is_no_setting():
+    models = [Holding(1), Holding(1)]
+    models[1]._calls = 3
+    assert compared(*(({"model": model}, {}) for model in models)) == {}
+
+
 SOME = {"exclude_samples": [1, 2]}
 CHANGES = {
     "a buffer of another shape": (holding(1), holding(1, 2), {"model": "incompatible"}),

@@ -93,6 +93,10 @@ def test_fork_that_was_killed_before_its_first_checkpoint_starts_from_its_source
         killed.setattr(Session, "save", lambda session: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             fork_run(tmp_path, 3, epochs=3)
+    failed = Run(tmp_path / "second")
+    assert failed.status["reason"] == "ZeroDivisionError: division by zero"
+    assert {"branch", "changes"} <= {event["event"] for event in failed.events()}
+    assert (failed.path / "plan.json").exists()
     task, source = tiny.task(val=tiny.data(4)), f"{first.path}@3" if is_named else None
     with surestep.prepare(
         task, tiny.config(epochs=3), run=tmp_path / "second", from_=source

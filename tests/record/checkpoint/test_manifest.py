@@ -1,13 +1,19 @@
+import itertools
 import json
+from contextlib import ExitStack
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from surestep.base.errors import CheckpointError, CorruptCheckpointError
+from surestep.record.checkpoint import reader
 from surestep.record.checkpoint.manifest import (
     FORMAT,
     MANIFEST,
     OLDEST,
+    TensorEntry,
+    TensorSlice,
     add_self_hash,
     read_manifest,
     verify,
@@ -156,6 +162,29 @@ def test_slices_that_do_not_cover_their_tensor_are_rejected(path, boxes):
     in_slices(path, *boxes)
     with pytest.raises(CheckpointError, match="slice"):
         read_manifest(path)
+
+
+def test_any_part_of_a_tensor_is_read_from_its_slices(tmp_path):
+    full = torch.arange(24.0).view(6, 4)
+    boxes = [
+        ((0, 0), (2, 1)),
+        ((0, 1), (2, 3)),
+        ((2, 0), (4, 2)),
+        ((2, 2), (4, 2)),
+        ((6, 0), (0, 4)),
+    ]
+    slices = [TensorSlice(f"{at}.safetensors", *box) for at, box in enumerate(boxes)]
+    for file, (row, column), (rows, columns) in slices:
+        part = full[row : row + rows, column : column + columns]
+        save_file({"w": part.contiguous()}, tmp_path / file)
+    entry = TensorEntry("F32", (6, 4), tuple(slices))
+    with ExitStack() as stack:
+        files = reader._OpenFiles(tmp_path, stack)
+        assert torch.equal(files.read("w", entry), full)
+        for row, column in itertools.product(range(6), range(4)):
+            for rows, columns in itertools.product(range(7 - row), range(5 - column)):
+                found = files.read_shard("w", entry, ((row, column), (rows, columns)))
+                assert torch.equal(found, full[row : row + rows, column : column + columns])
 
 
 def test_slices_that_differ_from_their_file_are_rejected(path):

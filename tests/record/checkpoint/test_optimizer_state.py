@@ -194,6 +194,47 @@ def test_momentum_that_begins_after_a_resume_begins_as_in_torch(tmp_path, option
     assert torch.equal(go_on(fresh), go_on(begun()))
 
 
+@pytest.mark.parametrize(
+    ("kind", "before", "option", "slot"),
+    [
+        (torch.optim.AdamW, {}, {"amsgrad": True}, "max_exp_avg_sq"),
+        (torch.optim.RMSprop, {}, {"centered": True}, "grad_avg"),
+        (torch.optim.RMSprop, {}, {"momentum": 0.9}, "momentum_buffer"),
+        (torch.optim.RMSprop, {"momentum": 0.9}, {"momentum": 0.5}, "momentum_buffer"),
+    ],
+)
+def test_state_of_an_option_that_is_new_is_zero_and_of_others_is_loaded(
+    tmp_path, kind, before, option, slot
+):
+    saved = tiny.state_of(make=partial(kind, lr=0.1, **before))
+    fresh = tiny.state_of(make=partial(kind, lr=0.1, **option), steps=0)
+    load_checkpoint(save_checkpoint(tmp_path, saved), fresh)
+    pairs = zip(saved.optimizer.state.values(), fresh.optimizer.state.values(), strict=True)
+    for old, new in pairs:
+        assert torch.equal(new[slot], old.get(slot, torch.zeros_like(new[slot])))
+        assert new["step"].device.type == "cpu"
+    tiny.move(fresh, 3)
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_history_of_lbfgs_is_cut_to_the_newest_that_fit(tmp_path, size):
+    def made(history_size):
+        make = partial(torch.optim.LBFGS, history_size=history_size)
+        return tiny.state_of(make=make, steps=0)
+
+    saved, fresh = made(4), made(size)
+    parameter = next(saved.model.parameters())
+    numbers = [torch.tensor(float(number)) for number in range(4)]
+    history = {name: list(numbers) for name in ("old_dirs", "old_stps", "ro")}
+    saved.optimizer.state[parameter] = {"func_evals": 5, "n_iter": 4, "al": [None] * 4, **history}
+    load_checkpoint(save_checkpoint(tmp_path, saved), fresh)
+    (slots,) = fresh.optimizer.state.values()
+    for name in history:
+        assert list(map(float, slots[name])) == [0.0, 1.0, 2.0, 3.0][-size:]
+    assert ("al" in slots) == (size == 4)
+    assert (slots["func_evals"], slots["n_iter"]) == (5, 4)
+
+
 @pytest.mark.parametrize("optim", [{"name": "adamw"}, {"name": "sgd", "momentum": 0.9}])
 def test_momentum_that_the_schedule_cycles_is_not_saved_as_an_option(tmp_path, optim):
     """So a run that resumes without the cycle has the momentum of its config."""

@@ -8,10 +8,13 @@ import torch
 from torch import nn
 
 from surestep.doctor.limits import ENOUGH_TO_NORMALIZE, FEWEST_ROWS
+from surestep.engine.schedule.lr import PlateauState
+from surestep.engine.state.state import Progress
 from surestep.trainer.review.case import Observed
 from surestep.trainer.review.data_case import ReadSplit
 from surestep.trainer.review.of_data import ss505, ss601, ss608, ss609, ss610, ss615
-from surestep.trainer.review.of_run import ss116, ss203
+from surestep.trainer.review.of_run import ss116, ss203, ss204, ss307
+from tests import tiny
 
 
 def split(inputs=None, targets=None, *, name="train", every=2, count=None):
@@ -164,6 +167,42 @@ def test_parameters_that_no_optimizer_updated_are_named():
     assert found == {"parameters": ["2.weight", "2.bias"], "layers": ["2"], "steps": 20}
     observed.steps = 19
     assert evidence(ss203, case(loop=loop, observed=observed)) == []
+
+
+class Hiding(nn.Module):
+    """Has layers in lists and dicts: two to train, a frozen one, and one that is registered."""
+
+    def __init__(self):
+        super().__init__()
+        self.own = nn.Linear(2, 2)
+        self.layers, self.deep = [nn.Linear(2, 2)], {"a": [(nn.Linear(2, 2), "b")]}
+        self.again, self.teacher = [self.own], [nn.Linear(2, 2).requires_grad_(False)]
+
+
+@pytest.mark.parametrize("severity", ["error", "warning"])
+def test_hidden_layers_are_an_error_if_one_has_a_gradient(severity):
+    model = Hiding()
+    if severity == "error":
+        model.layers[0].weight.grad = torch.ones(2, 2)
+    optimizers = {"": torch.optim.SGD(model.parameters(), 0.1)}
+    loop = SimpleNamespace(state=SimpleNamespace(model=model, optimizers=optimizers))
+    (found,) = ss204.find(case(loop=loop))
+    assert (found.evidence, found.severity) == ({"attributes": ["layers", "deep"]}, severity)
+
+
+@pytest.mark.parametrize(("taken", "is_found"), [(0, False), (10, True), (38, False), (40, False)])
+def test_last_rate_is_compared_with_that_of_the_last_planned_step(taken, is_found):
+    plan = tiny.plan(max_steps=40, schedule={"name": "cosine", "warmup": 0}).plan
+    state = SimpleNamespace(progress=Progress(40, taken, 0, 0, 0.0), plateau=PlateauState())
+    found = case(loop=SimpleNamespace(plan=plan, state=state, stopping=None), is_finished=True)
+    found.task.schedule = None
+    if not is_found:
+        assert evidence(ss307, found) == []
+        return
+    (known,) = evidence(ss307, found)
+    last, end = ((1 + math.cos(math.pi * step / 40)) / 2 for step in (9, 39))
+    assert (known["steps"], known["planned"], known["skipped"]) == (10, 40, 30)
+    assert (known["last"], known["end"]) == (pytest.approx(last), pytest.approx(end))
 
 
 def test_log_points_are_added_up_without_the_time_of_the_first():
