@@ -85,6 +85,8 @@ def test_plateau_of_an_optimizer_falls_by_its_own_options():
         [fall.format("", 0.1), fall.format(" of a", 0.5), fall.format(" of b", 0.2)],
     ]
     assert [each.scale for each in (state.plateau, *state.plateaus.values())] == [0.1, 0.5, 0.2]
+    best = state.best
+    assert (best.metric, best.best, best.best_step, best.since_best) == ("val/a", 1.0, 2, 1)
 
 
 @pytest.mark.parametrize("again", [6, 8], ids=["before the spike", "after it"])

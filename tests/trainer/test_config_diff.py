@@ -25,6 +25,7 @@ from tests import tiny
 from tests.engine.data.streams import Sized
 from tests.engine.losses.test_multi import parts as parts_of_two
 
+RECIPE = {"name": "digits", "path": "/a", "sha256": "0"}
 NAMES = [name for name, _ in iter_options()]
 
 
@@ -86,6 +87,25 @@ def compared(before, now, *, step=2, taken=None, shared=None):
     return {row.shown: row.resume.effect for row in rows}
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "rows"),
+    [
+        ({"parameters": {"a": 1}}, {"parameters": {"a": 1, "b": 2}}, {"--task.b": "blocked"}),
+        ({"parameters": {"a": 1, "b": 2}}, {"parameters": {"a": 1}}, {"--task.b": "blocked"}),
+        ({"parameters": {"a": 1}}, {"parameters": {"a": 2}}, {"--task.a": "blocked"}),
+        ({"recipe": RECIPE}, {"recipe": {**RECIPE, "sha256": "1"}}, {"recipe file": "blocked"}),
+        ({"recipe": RECIPE}, {"recipe": {**RECIPE, "path": "/b"}}, {"recipe.path": "safe"}),
+        ({"recipe": RECIPE}, {}, {"recipe file": "blocked"}),
+        ({"recipe": RECIPE, "study": "a"}, {"recipe": RECIPE, "name": "b"}, {}),
+    ],
+)
+def test_origin_of_a_task_is_compared(before, now, rows):
+    planned = tiny.plan(max_steps=8)
+    known, new = (run_identity(TaskOrigin(**origin), planned) for origin in (before, now))
+    found = compare(json.loads(dumps(known)), new, planned, Progress())
+    assert {row.shown: row.resume.effect for row in found} == rows
+
+
 class Holding(nn.Linear):
     """A root module with an attribute, and a buffer of some size."""
 
@@ -132,6 +152,15 @@ def test_private_attribute_of_a_module_is_no_setting():
     assert compared(*(({"model": model}, {}) for model in models)) == {}
 
 
+class Scaling(nn.CrossEntropyLoss):
+    """A loss with several tensors."""
+
+    def __init__(self, *values):
+        super().__init__()
+        for name, value in zip("abc", values, strict=False):
+            self.register_buffer(name, torch.tensor(value))
+
+
 SOME = {"exclude_samples": [1, 2]}
 CHANGES = {
     "a buffer of another shape": (holding(1), holding(1, 2), {"model": "incompatible"}),
@@ -147,6 +176,11 @@ CHANGES = {
     "weights of losses": (
         (parts_of_two(), {}),
         (parts_of_two(loss_weights={"mask": 0.5}), {}),
+        {"loss": "blocked"},
+    ),
+    "a tensor of the loss": (
+        ({"loss": Scaling(1.0, 2.0)}, {}),
+        ({"loss": Scaling(1.0, 3.0)}, {}),
         {"loss": "blocked"},
     ),
     "mode of the loss": (({}, {}), ({"loss": nn.CrossEntropyLoss().eval()}, {}), {}),
