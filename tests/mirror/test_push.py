@@ -314,6 +314,21 @@ def test_growing_records_are_copied_at_intervals_and_at_the_end(run, mirror, mon
     assert made.missing() == []
 
 
+def test_growing_records_are_copied_at_the_start_before_there_is_a_checkpoint(
+    run, mirror, monkeypatch
+):
+    monkeypatch.setattr(module, "RECORDS_S", 1000.0)
+    shutil.rmtree(run / "checkpoints")
+    made = pusher(run, mirror)
+    made.push()
+    assert files(mirror) == files(run)
+    for name in ("events.jsonl", "status.json"):
+        with (run / name).open("a") as file:
+            file.write("\n")
+    made.push()
+    assert made.missing() == ["events.jsonl"]
+
+
 def test_small_records_do_not_postpone_the_growing_ones(run, mirror, monkeypatch):
     now = [1000.0]
     monkeypatch.setattr(module, "RECORDS_S", 30.0)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from surestep.base.errors import RunError, TaskError
-from surestep.record.run_writer import RunWriter
+from surestep.base.errors import Preempted, RunError, TaskError
+from surestep.record.run_writer import RunWriter, describe_error_end
 from tests import tiny
 
 
@@ -27,6 +27,25 @@ def test_events_are_in_the_order_of_the_run(tmp_path):
     ]
     assert (events[1]["first"], len(events[1]["loss"]), events[1]["epoch"]) == (1, 3, 0)
     assert events[3]["path"] == "checkpoints/step-00000003"
+    counts = ("items", "samples", "grad_norm", "lr")
+    items, samples, norms, rates = (events[1][name] for name in counts)
+    assert (items, samples, len(norms), rates) == (20, 20, 3, [1e-3] * 3)
+    assert events[1]["progress"] == {
+        **{"step": 3, "steps_taken": 3, "epoch": 1, "position": 0, "items": 20.0}
+    }
+
+
+@pytest.mark.parametrize(
+    ("error", "end"),
+    [
+        (KeyboardInterrupt(), ("stopped", "Ctrl-C")),
+        (SystemExit(3), ("stopped", "SystemExit")),
+        (Preempted("Stopped by SIGTERM.", reason="SIGTERM"), ("stopped", "SIGTERM")),
+        (ValueError("no"), ("failed", "ValueError: no")),
+    ],
+)
+def test_error_that_ends_a_run_is_told_from_a_stop(error, end):
+    assert describe_error_end(error) == end
 
 
 def test_metric_that_decides_the_best_is_recorded_while_the_run_goes_on(tmp_path):

@@ -166,6 +166,21 @@ def test_improvement_by_less_than_the_minimum_is_none(delta, since):
     assert counted(None, {"step": 5}, delta=delta) == since
 
 
+def test_best_counts_while_the_monitored_set_is_the_same():
+    plan = SimpleNamespace(validation_metric="near/a", limit_val_batches=None)
+    state, task = tiny.state_of(), tiny.task(val={"near": tiny.data(), "far": tiny.data()})
+    state.best = BestMetric(metric="near/a", best=0.5, best_step=3)
+    sets = {name: {"samples": 20, "some samples": "0123"} for name in ("near", "far")}
+    restarted = []
+    for change in ({}, {"far": {"samples": 9}}, {"near": {"samples": 9}}, {"val": {}}):
+        sets |= change
+        restarted.append(measure_on(plan, state, sets, task))
+    plan.limit_val_batches = 2
+    restarted.append(measure_on(plan, state, sets, task))
+    assert restarted == [False, False, True, False, True]
+    assert not measure_on(SimpleNamespace(validation_metric=None), state, sets, task)
+
+
 @pytest.mark.parametrize(("value", "best"), [(2.0, 2.0), (math.nan, None)])
 def test_only_what_this_step_measured_counts_for_another_metric(value, best):
     plan = SimpleNamespace(validation_metric="val/b", validation_mode="min")

@@ -109,6 +109,7 @@ def test_save_waits_for_the_one_before_and_reports_both(tmp_path, monkeypatch):
             recorded += len(event["loss"])
         elif event["event"] == "checkpoint":
             events.append((event["step"], recorded >= event["step"]))
+            assert event["seconds"] - event["blocked_s"] >= 0.04  # training went on meanwhile
     assert events == [(1, True), (2, True), (3, True)]
 
 

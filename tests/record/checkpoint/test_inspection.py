@@ -73,10 +73,10 @@ def test_size_does_not_follow_symlinks(tmp_path):
 
 
 def test_checkpoints_are_listed_by_step(tmp_path):
-    for name in ("step-100000000", "step-00000002", "step-00000010", ".tmp-step-00000011-1", "x"):
+    for name in ("step-100000000", "step-00000002", "step-99999999", ".tmp-step-00000011-1", "x"):
         (tmp_path / name).mkdir()
     (tmp_path / "step-00000003").write_text("a file")
-    assert [path.name[-3:] for path in list_checkpoints(tmp_path)] == ["002", "010", "000"]
+    assert [path.name[-3:] for path in list_checkpoints(tmp_path)] == ["002", "999", "000"]
     assert list_checkpoints(tmp_path / "none") == []
 
 

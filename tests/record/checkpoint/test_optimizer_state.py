@@ -99,6 +99,24 @@ def test_new_option_value_is_used_and_a_value_the_optimizer_changed_is_loaded(tm
     assert group["momentum"] == saved.optimizer.param_groups[0]["momentum"] == 0.125
 
 
+def test_rollback_restores_an_option_that_was_changed_since(tmp_path):
+    """A checkpoint from before has it as it was built."""
+    path, state = save_checkpoint(tmp_path, state_of_two_groups()), state_of_two_groups()
+    for group in state.optimizer.param_groups:
+        group["momentum"] = 0.5
+    load_checkpoint(path, state)
+    assert [group["momentum"] for group in state.optimizer.param_groups] == [0.9, 0.8]
+
+
+def state_of_two_groups():
+    def make(parameters):
+        first, *rest = parameters
+        groups = [{"params": [first]}, {"params": rest, "momentum": 0.8}]
+        return torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+
+    return tiny.state_of(make=make)
+
+
 class InOtherDtypes(torch.optim.SGD):
     """Keeps state of the parameter's shape in fp64, fp32 and int64."""
 

@@ -20,10 +20,12 @@ from surestep.record.checkpoint.retention import (
     ends_of_cycles,
     explain_retention,
     prune,
+    retention_reasons,
 )
 from surestep.record.io import write_json
 from tests import tiny
 from tests.record.checkpoint.on_disk import save_checkpoint
+from tests.record.test_incident import written
 
 
 def saved_with(folder, metrics, data=()):
@@ -144,6 +146,18 @@ def test_first_save_at_or_after_a_multiple_is_preserved(tmp_path, saves, keep_ev
     for step in saves:
         saved_at(tmp_path, state, step, keep_every)
     assert steps(tmp_path) == kept
+
+
+def test_checkpoint_that_an_incident_needs_is_preserved(tmp_path):
+    folder = tmp_path / "checkpoints"
+    saved_with(folder, [1, 2, 3, 4])
+    written(tmp_path, step=3, checkpoint="step-00000002")
+    policy = RetentionPolicy(1, 0, None, "min")
+    assert [path.name[-1] for path in prune(folder, policy)] == ["1", "3"]
+    reasons = retention_reasons(scan_checkpoints(folder).good, policy)
+    assert {path.name[-1]: why for path, why in reasons.items()} == {
+        **{"2": ["incident"], "4": ["last"]}
+    }
 
 
 def test_damaged_checkpoint_is_not_the_best(tmp_path):
