@@ -222,6 +222,18 @@ FOUR = (symbols(0, 6)[:, None], torch.arange(6), torch.ones(6).bool())
             ConfigError,
             r"validation\.batch_size=12 holds several windows",
         ),
+        (
+            {"val": surestep.BPTTDataset(symbols(), 3, LENGTH)},
+            {"validation": {"batch_size": 4}},
+            ConfigError,
+            r"each of the 3 lanes of the val data.*Set validation\.batch_size=3",
+        ),
+        (
+            {"test": surestep.BPTTDataset(symbols(), 7, LENGTH)},
+            {},
+            TaskError,
+            "test data has 7 lanes, and the model 6",
+        ),
     ],
 )
 def test_data_that_is_not_consecutive_is_rejected(folder, parts, options, error, sentence):

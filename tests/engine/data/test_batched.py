@@ -5,10 +5,11 @@ import itertools
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 import surestep
 from surestep.base.errors import ConfigError, DataError, Preempted, TaskError
+from surestep.engine.data.batched import load_batch
 from surestep.trainer.dry_run import dry_run
 from tests import tiny
 
@@ -53,6 +54,7 @@ def test_invalid_lengths_for_a_token_budget_are_rejected(lengths, says):
     [
         ([], "holds no batch"),
         ([[0], []], r"Batch 1 of batches holds the indices \[\]\. Pass at least one"),
+        ([[6], [7]], r"Batch 1 of batches holds the indices \[7\]\. .* from 0 to 6"),
         ([[0, 7]], r"Batch 0 of batches holds the indices \[0, 7\]\. .* from 0 to 6"),
         ([[-1]], r"indices \[-1\]"),
     ],
@@ -60,6 +62,27 @@ def test_invalid_lengths_for_a_token_budget_are_rejected(lengths, says):
 def test_batches_with_invalid_indices_are_rejected(batches, says):
     with pytest.raises(DataError, match=says):
         surestep.BatchedDataset(range(7), batches)
+
+
+class WithoutFirst(surestep.BatchedDataset):
+    def __getitem__(self, number):
+        return super().__getitem__(number)[1:]
+
+
+def test_samples_of_batches_in_containers_of_torch_are_counted():
+    long = surestep.BatchedDataset(range(10, 20), [[0, 1, 2], [3], [4, 5]], collate_fn=torch.tensor)
+    short = WithoutFirst(range(5), [[0, 1, 2], [3, 4]])
+    data = Subset(ConcatDataset([long, short, long]), [7, 4, 0, 2, 3, 5])
+    found = [load_batch(data, number) for number in range(len(data))]
+    assert [(batch.tolist(), samples) for batch, samples in found] == [
+        ([14, 15], 2),
+        ([4], 1),
+        ([10, 11, 12], 3),
+        ([14, 15], 2),
+        ([1, 2], 2),
+        ([10, 11, 12], 3),
+    ]
+    assert all(torch.equal(data[at], batch) for at, (batch, _) in enumerate(found))
 
 
 def sentences():
