@@ -152,6 +152,7 @@ def test_samples_are_those_that_were_collated_unless_some_were_left_out(shapes, 
         (samples_of((1, 3), (1,), count=7, empty=[1, 4]), [(5, 3), (5,)], 7),  # all are joined
         ([np.zeros((rows, 3)) for rows in (1, 0, 1, 0)], [(2, 3)], 4),
         (["a", "b", None], [(2, 9), (2,)], 2),
+        (["a", "b", None], [(2, 3), (3,)], 2),  # one has something else in its rows
         ([None, None], [(2, 9)], 2),  # collate_fn makes the data
     ],
 )

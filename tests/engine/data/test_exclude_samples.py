@@ -9,7 +9,7 @@ import surestep
 from surestep.base.errors import ConfigError, DataError
 from surestep.engine.data.order import FilteredOrder, excluded_samples
 from surestep.engine.losses.base import LossModule
-from surestep.engine.plan.batching import epoch_permutation
+from surestep.engine.plan.batching import DatasetView, epoch_permutation
 from surestep.engine.plan.specs import ExcludedSamples
 from tests.laws.support.tasks import Augmented, mlp, rows, session_of
 
@@ -111,6 +111,7 @@ def test_balanced_class_weights_count_what_the_dataloader_collates(folder):
 @pytest.mark.parametrize(
     ("said", "message"),
     [
+        ([3, 55], "names sample 55.*0 to 54: 1 of 2 do not exist"),
         ([3, 55, 60], "names sample 60.*0 to 54: 2 of 3 do not exist"),
         (range(55), "leaves out all 55"),
     ],
@@ -123,6 +124,19 @@ def test_invalid_excluded_indices_are_rejected(said, message):
 def test_excluded_samples_of_a_bptt_dataset_are_rejected():
     with pytest.raises(ConfigError, match="lanes"):
         excluded_samples(task_of(surestep.BPTTDataset(torch.randn(64, 10), 4, 4)), [1], "")
+
+
+def test_order_of_a_part_of_the_data_excludes_those_in_it():
+    half = surestep.samplers.custom(lambda seed, epoch: range(6 + epoch // 2, 0, -1))
+    order = FilteredOrder(half, ExcludedSamples((2, 8), 9)).bind(DatasetView(9, lambda: iter(())))
+    assert (len(order), order.indices(0, 1, 1).tolist()) == (5, [6, 5, 4, 3, 1])
+
+
+@pytest.mark.parametrize("second", [[0, 0, 1, 2, 4], [1, 2, 3, 4, 5]])
+def test_order_with_other_samples_in_the_second_epoch_excludes_none(second):
+    whole = surestep.samplers.custom(lambda seed, epoch: second if epoch else range(5))
+    with pytest.raises(ConfigError, match="draws its samples again"):
+        FilteredOrder(whole, ExcludedSamples((0,), 6)).bind(DatasetView(6, lambda: iter(())))
 
 
 @pytest.mark.parametrize("order", ["weighted", "sampler"])
@@ -139,7 +153,7 @@ def test_excluded_samples_with_a_weighted_sampler_are_rejected(folder, order):
 
 def test_epoch_with_a_different_length_is_an_error():
     whole = surestep.samplers.custom(lambda seed, epoch: range(5) if epoch < 2 else [0, 0, 1, 2, 4])
-    samples = surestep.engine.plan.batching.DatasetView(5, lambda: iter(()))
+    samples = DatasetView(5, lambda: iter(()))
     order = FilteredOrder(whole, ExcludedSamples((0,), 5)).bind(samples)
     assert order.indices(0, 0, 1).tolist() == [1, 2, 3, 4]
     with pytest.raises(DataError, match="has 3 samples in epoch 3 and 4 in the first"):

@@ -328,5 +328,8 @@ def test_indices_of_a_subset_that_the_program_replaced_are_read():
     assert len(source) == 2
     ((x, _),) = source.read(1, torch.tensor([1, 0]), [range(2)])
     assert torch.equal(x, X[[5, 1]])
-    source.follow(InMemory((X, Y)), 2)
+    source.follow(InMemory((X, Y), torch.tensor([5, 2])), 2)  # as many
+    ((x, _),) = source.read(2, None, [range(2)])
+    assert torch.equal(x, X[[5, 2]])
+    source.follow(InMemory((X, Y)), 3)
     assert len(source) == len(X)

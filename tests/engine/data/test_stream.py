@@ -14,6 +14,7 @@ from surestep.engine.data.stream import (
     StreamReader,
     check_repeats,
     check_shards,
+    digest,
     is_stream,
     length_of,
     peek,
@@ -97,6 +98,11 @@ def test_stream_that_another_pass_interrupts_keeps_its_epoch():
     reader = StreamReader(Knows(), 0, "train")
     training = reader.samples(3)
     assert [next(training), *reader.samples(0), *training] == [3, 0, 0, 0, 0, 3, 3, 3]
+    passes = [reader.samples(epoch) for epoch in (5, 4, 0)]
+    assert [next(one) for one in passes] == [5, 4, 0]
+    assert [[*one] for one in reversed(passes)] == [[0, 0, 0], [4, 4, 4], [5, 5, 5]]
+    assert [*reader.samples(7)] == [7] * 4
+    assert reader.stream.epoch == 7  # those before have ended
 
 
 def draws(epoch=0, worker=0, workers=1, seed=0):
@@ -105,6 +111,18 @@ def draws(epoch=0, worker=0, workers=1, seed=0):
             yield float(torch.rand(())), float(np.random.rand()), random.random()
 
     return list(StreamReader(stream, seed, "train").samples(epoch, worker, workers))
+
+
+def test_random_numbers_of_the_start_of_a_pass_depend_on_epoch_and_worker():
+    def start(epoch=0, worker=0, seed=0, split="train"):
+        def stream():
+            return iter([float(torch.rand(())) + np.random.rand() + random.random()])
+
+        return list(StreamReader(stream, seed, split).samples(epoch, worker, 2))[0]
+
+    others = [start(1), start(0, 1), start(seed=1), start(split="val")]
+    assert start() == start()
+    assert len({start(), *others}) == 5
 
 
 def test_random_numbers_of_a_streamed_sample_depend_only_on_its_position():
@@ -201,6 +219,12 @@ def test_differences_between_passes_are_detected_in_any_type(kind):
 
     with pytest.raises(DataError, match="begins with different samples"):
         check_repeats(StreamReader(stream, 0, "train"), "train")
+
+
+def test_digest_has_names_and_values_but_not_those_of_webdataset():
+    samples = [{"a": 1}, {"b": 1}, {"a": 2}, {"_a": 1}, {"_a": 2}, {"a": None}, ["a", 1], {"a": True}]
+    assert len(set(map(digest, samples))) == len(samples)
+    assert digest({"a": 1, "__key__": "x/1"}) == digest({"a": 1, "__key__": "y/1"})
 
 
 def test_probing_a_stream_preserves_the_random_state():

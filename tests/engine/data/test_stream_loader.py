@@ -235,6 +235,7 @@ def test_stream_whose_length_differs_from_its_len_is_rejected(says, message):
 def test_stream_shorter_than_the_resumed_position_is_rejected():
     with pytest.raises(DataError, match=r"ended after 20 samples, and this run has read 27 of"):
         batches(of_class(Unsized, samples=20), start=27)
+    assert batches(of_class(Unsized, samples=27), start=27) == []
 
 
 def test_empty_stream_is_rejected_at_the_start():
