@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset
 
 from surestep.engine.data.dataset import in_memory
-from surestep.engine.data.sources import InMemory, MapStyleSource
+from surestep.engine.data.sources import InMemory, MapStyleSource, batched_getter
 from surestep.engine.plan.batching import BatchLayout, epoch_permutation
 from tests import tiny
 
@@ -221,7 +221,24 @@ def test_loading_preserves_the_global_random_state():
     torch.manual_seed(3)
     for workers in (0, 1):
         read(Noisy(), num_workers=workers)
+    source = MapStyleSource(Noisy(), seed=0, collate=None, options={})
+    for count in (2, 1):  # micro-batches of a batch
+        assert len(list(source.take(source.read(0, None, [range(3)] * count), count))) == count
     assert torch.equal(torch.rand(()), expected)
+
+
+def test_samples_that_are_collated_with_other_numbers_change_no_later_batch():
+    source = MapStyleSource(Noisy(), seed=0, collate=with_noise, options={})
+    (before,) = source.read(0, None, [range(4)])
+    assert not torch.equal(source.load(None, range(4), reseeded=True), before)
+    (after,) = source.read(0, None, [range(4)])
+    assert torch.equal(after, before)
+
+
+def test_stack_of_datasets_of_which_one_loads_many_at_once_does_so():
+    stacks = StackDataset(Squares(), Together()), StackDataset(a=Together(), b=Squares())
+    assert all(batched_getter(stack) is not None for stack in stacks)
+    assert batched_getter(StackDataset(Squares(), Squares())) is None
 
 
 def test_random_numbers_of_the_main_process_do_not_depend_on_workers():

@@ -222,7 +222,16 @@ def test_differences_between_passes_are_detected_in_any_type(kind):
 
 
 def test_digest_has_names_and_values_but_not_those_of_webdataset():
-    samples = [{"a": 1}, {"b": 1}, {"a": 2}, {"_a": 1}, {"_a": 2}, {"a": None}, ["a", 1], {"a": True}]
+    samples = [
+        {"a": 1},
+        {"b": 1},
+        {"a": 2},
+        {"_a": 1},
+        {"_a": 2},
+        {"a": None},
+        ["a", 1],
+        {"a": True},
+    ]
     assert len(set(map(digest, samples))) == len(samples)
     assert digest({"a": 1, "__key__": "x/1"}) == digest({"a": 1, "__key__": "y/1"})
 

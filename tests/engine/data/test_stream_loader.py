@@ -8,6 +8,9 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from surestep.base.errors import ConfigError, DataError
 from surestep.engine.data.stream import digest_ends
+from surestep.engine.data.stream_loader import checkpoint_state, describe_resume
+from surestep.engine.data.stream_state import STREAM, StreamCheckpoint, WorkerProgress
+from surestep.engine.state.state import Progress
 from tests import tiny
 from tests.engine.data.streams import Noisy, Shared, Sized, Uneven, Unsized, X, Y, of_class
 
@@ -55,6 +58,7 @@ def test_full_last_batch_of_a_stream_is_marked_as_the_last():
 def test_drop_last_drops_the_smaller_last_batch_of_a_stream():
     found = batches(Unsized(), data={"drop_last": True})
     assert places(found)[-1] == (27, 36, 9, True)
+    assert len(batches(of_class(Unsized, samples=9), data={"drop_last": True})) == 1
     with pytest.raises(DataError, match=r"drop_last drops every batch: 44 .* batch_size=50"):
         batches(Unsized(), batch_size=50, data={"drop_last": True})
 
@@ -134,6 +138,42 @@ def test_pass_that_begins_earlier_by_a_state_reads_the_same_batches(workers):
         assert places(again) == places(whole)[start // 9 :]
         assert torch.equal(inputs_of(again), inputs_of(whole)[start:])
     loader.close()
+
+
+def test_run_resumes_from_the_last_checkpoint_of_the_epoch_that_fits():
+    loader = loader_of(Counted())
+    source, state = loader.source, tiny.state_of(steps=0)
+
+    def saved(epoch, position, given, read, state, size=9, parts=1):
+        part = WorkerProgress(given, read, state, last="x")
+        return StreamCheckpoint(epoch, position, size, 0, (part,) * parts)
+
+    source.checkpoints.extend(
+        [
+            saved(0, 8, 8, 8, {"at": 8}),
+            saved(1, 9, 9, 9, {"at": 9}),
+            saved(1, 18, 18, 18, {"at": 18}),
+            saved(1, 27, 27, 0, None),  # it has only digests
+            saved(1, 30, 30, 30, {"at": 30}, size=10),
+            saved(1, 36, 18, 18, {"at": 36}, parts=2),
+            saved(2, 9, 9, 9, {"at": 9}),
+        ]
+    )
+
+    def found(epoch, position):
+        state.progress = Progress(epoch=epoch, position=position)
+        saved = checkpoint_state(source, state)[STREAM].state_dict()
+        return saved and (saved["position"], saved["parts"][0]["read"], saved["parts"][0]["state"])
+
+    # The batch before is read again, since no digest of the next one is there to compare with.
+    assert found(1, 44) == found(1, 18) == (18, 9, {"at": 9})
+    assert found(1, 17) == found(1, 9) == found(2, 9) == (9, 0, None)
+    assert found(1, 8) == {}
+    state.progress = Progress(epoch=1, position=21)
+    plan = tiny.plan({"train": Counted()}, max_steps=2).plan
+    assert "own state, reading 12 samples again" in describe_resume(source, plan, state.progress)
+    checkpoint_state(source, state)[STREAM].load_state_dict({})
+    assert found(1, 44) == {}
 
 
 class CountedShards(Counted):

@@ -67,6 +67,27 @@ def test_each_pass_starts_from_the_initial_or_restored_state():
     assert list(StreamStateTracker(WorkerProgress(3, 3, {"at": 3})).start(stream, 0)) == [4, 5]
 
 
+def test_state_of_a_stream_comes_before_that_of_its_iterator():
+    class Iterator(Stream):
+        def __next__(self):
+            if self.at == 5:
+                raise StopIteration
+            self.at += 1
+            return self.at
+
+        def __iter__(self):
+            return self
+
+    class Has(Stream):
+        def __iter__(self):
+            return Iterator()
+
+    for stream, owner in ((Has(), Has), (lambda: iter(Iterator()), Iterator)):
+        tracker = StreamStateTracker()
+        assert list(tracker.start(stream, 0)) == [1, 2, 3, 4, 5]
+        assert type(tracker.owner) is owner
+
+
 def test_cheap_state_is_saved_each_time_and_an_expensive_one_rarely(monkeypatch):
     now, took = 0.0, own_state.CHEAP_S / 2
 

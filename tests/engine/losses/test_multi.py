@@ -19,7 +19,8 @@ from tests import tiny
 
 X, Y = tiny.data()
 PLACES = torch.stack([Y, torch.where(Y == 1, 255, Y)], 1)
-MASK = surestep.losses.multiclass(ignore_index=255)
+IGNORING = {"ignore_index": 255}
+MASK = surestep.losses.multiclass(**IGNORING)
 BOTH = {"mask": MASK, "kind": nn.CrossEntropyLoss()}
 DATA = {"x": X, "mask": PLACES, "kind": Y}
 
@@ -295,6 +296,15 @@ def test_balanced_weights_come_from_all_samples_in_an_overfit_check():
     )
     assert loss["mask"].needs_targets
     assert learned["kind"] is BOTH["kind"]
+
+
+def test_each_of_several_losses_is_balanced_by_its_own_targets():
+    mask, kind = (surestep.losses.multiclass(weight="balanced", **own) for own in (IGNORING, {}))
+    planned = tiny.plan(parts(loss={"mask": mask, "kind": kind}))
+    found = [part.loss.module.weights.double() for part in planned.loss.components]
+    for weights, targets in zip(found, (PLACES[PLACES != 255], Y), strict=True):
+        counts = torch.bincount(targets, minlength=3).double()
+        torch.testing.assert_close(weights, counts.sum() / (3 * counts))
 
 
 @pytest.mark.parametrize("given", [DATA, {"x": X}], ids=["with targets", "without"])

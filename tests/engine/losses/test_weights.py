@@ -10,6 +10,8 @@ from torch.utils.data import IterableDataset, Subset
 
 import surestep
 from surestep.base.errors import DataError, TaskError
+from surestep.engine.data import target_stats
+from surestep.engine.data.target_stats import read_targets
 from surestep.engine.losses.adapt import as_loss
 from surestep.trainer.planning import plan_task
 from tests import tiny
@@ -67,9 +69,15 @@ def test_balanced_weights_equal_those_of_sklearn(train, targets):
     assert BALANCED.weights is None  # weights from one Task's data stay in that Task
 
 
-def test_reading_the_targets_preserves_the_random_state():
-    from surestep.engine.data.target_stats import read_targets
+@pytest.mark.parametrize("samples", [1, 8, 9])
+@pytest.mark.parametrize("train", [Samples, lambda y: (torch.zeros(len(y), 10), y)])
+def test_each_target_is_read_once(train, samples, monkeypatch):
+    monkeypatch.setattr(target_stats, "BATCH", 4)
+    task = surestep.Task(model=mlp(), loss=BALANCED, train=train(Y[:samples]))
+    assert torch.equal(torch.cat(list(read_targets(task, 0, "it"))), Y[:samples])
 
+
+def test_reading_the_targets_preserves_the_random_state():
     before = torch.get_rng_state()
     task = surestep.Task(model=mlp(), loss=BALANCED, train=Samples(Y))
     assert torch.equal(torch.cat(list(read_targets(task, 0, "it"))), Y)
