@@ -14,6 +14,7 @@ VALUES = [
     {"a": 1, "b": [None, True, 0.5, "text"]},
     {1: "a", (2, 3): "b"},
     {"$tuple": [1], "$array": 2},
+    [{"$array": 2}, {"$pairs": [1]}],
     random.Random(3).getstate(),
     np.random.default_rng(3).bit_generator.state,
 ]

@@ -118,7 +118,7 @@ def test_random_numbers_of_the_start_of_a_pass_depend_on_epoch_and_worker():
         def stream():
             return iter([float(torch.rand(())) + np.random.rand() + random.random()])
 
-        return list(StreamReader(stream, seed, split).samples(epoch, worker, 2))[0]
+        return next(iter(StreamReader(stream, seed, split).samples(epoch, worker, 2)))
 
     others = [start(1), start(0, 1), start(seed=1), start(split="val")]
     assert start() == start()

@@ -111,6 +111,7 @@ def test_cheap_state_is_saved_each_time_and_an_expensive_one_rarely(monkeypatch)
 
 def test_stream_checkpoint_counts_replayed_samples_and_round_trips():
     assert MARK.again == 9
+    assert MARK._replace(parts=(WorkerProgress(9, 4), WorkerProgress(9, 3))).again == 11
     assert parse_stream_checkpoint(MARK.as_json()) == MARK
 
 

@@ -8,6 +8,7 @@ import pytest
 import surestep
 from surestep.config.config import Config
 from surestep.engine.plan.context import PlanContext
+from surestep.engine.plan.not_checked import NotChecked, not_checked
 from surestep.engine.plan.plan import Plan
 from surestep.engine.resolve.validation import (
     LARGER_IS_BETTER,
@@ -122,6 +123,21 @@ def test_replace_does_not_change_the_original_plan():
     assert plan.batch_size == 64
     with pytest.raises(AssertionError):
         plan.replace(bach_size=3)
+
+
+def test_plan_of_a_process_that_reads_everything_has_no_ranks_and_no_limit():
+    plan = decide({"limit_val_batches": 2}, given=VALIDATED)
+    single = plan.replace(parallel_rank=1, parallel_ranks=2).single_process()
+    assert (single.parallel_rank, single.parallel_ranks, single.limit_val_batches) == (0, 1, None)
+
+
+def test_first_reason_why_something_is_not_checked_is_kept():
+    collected = NotChecked()
+    for what, why in (("loss", "first"), ("metrics", "other"), ("loss", "second")):
+        not_checked(what, why)
+    collected.close()
+    not_checked("padding", "too late")
+    assert collected.notes == {"loss": "first", "metrics": "other"}
 
 
 def test_deepcopy_of_a_plan_has_the_same_fields():

@@ -3,6 +3,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from surestep.config.duration import Duration
+from surestep.engine.data.samplers.basic import sequential, shuffled
 from surestep.engine.distributed.launcher_env import LaunchInfo
 from tests.tiny import FACTS, GIVEN, GPU, LOADED, OLD_GPU, TWO_GPUS, VALIDATED, decide
 
@@ -12,6 +14,11 @@ BOUND = replace(SECOND, cuda_devices=("H200",), cuda_memory=(1,), has_own_gpu=Tr
 SPARSE = replace(GIVEN, sparse=("table",))
 HIDDEN = replace(GIVEN, hidden=("a", "b"))
 MUON = {"optim.name": "muon", "optim.lr": 0.02}
+
+
+OFFLOADED = {"parallel.strategy": "fsdp", "parallel.offload": "all"}
+TENS = {"batch_size": 10}
+SWA = {**TENS, "epochs": 4.0, "average.kind": "swa"}
 
 
 MLFLOW = {"logging.trackers": ("mlflow",)}
@@ -216,6 +223,58 @@ WITH_MLFLOW = replace(FACTS, extras=("mlflow",))
         (
             *("validation.mode", {"validation.metric": "score"}, FACTS),
             *(replace(VALIDATED, metrics={"score": "max"}), "max", "a larger val/score is better"),
+        ),
+        (
+            *("validation.mode", {"validation.metric": "score_macro"}, FACTS),
+            *(replace(VALIDATED, metrics={"score": "max"}, objects=("score",)), "max", "a larger"),
+        ),
+        (
+            *("validation.batch_size", {}, FACTS, replace(VALIDATED, val_batch_sizes=(5, 9))),
+            *(5, "the val DataLoader's own"),
+        ),
+        ("batch_size", {}, SECOND, LOADED, 20, "the DataLoader's own, on each of 2 ranks"),
+        ("data.shuffle", {}, FACTS, replace(GIVEN, order=sequential()), False, "the Task's"),
+        ("data.shuffle", {}, FACTS, replace(GIVEN, order=shuffled()), True, "the Task's"),
+        (
+            *("data.resume", {"data.shuffle_buffer": 9}, FACTS, replace(GIVEN, is_stream=True)),
+            *("by reading again", "the samples in data.shuffle_buffer"),
+        ),
+        *(
+            ("total_steps", {"epochs": epochs, **TENS}, FACTS, GIVEN, steps, f"{epochs:g} epochs")
+            for epochs, steps in ((1.0, 10), (0.36, 4), (0.34, 3), (0.01, 1), (2.0, 20))
+        ),
+        *(
+            ("average.every", {**SWA, "average.start": start}, FACTS, GIVEN, every, reason)
+            for start, every, reason in (
+                ("30 steps", Duration(1, "epochs"), "as in the paper"),
+                ("31 steps", Duration(1, "steps"), "less than an epoch is averaged"),
+            )
+        ),
+        *(
+            ("checkpoint.every", {"checkpoint.every": share, **TENS}, FACTS, GIVEN, *found)
+            for share, found in (
+                ("1%", (Duration(1, "steps"), "set in Python")),
+                ("36%", (Duration(4, "steps"), "set in Python")),
+            )
+        ),
+        *(
+            ("checkpoint.min_seconds", kept, FACTS, GIVEN, *found)
+            for kept, found in (
+                ({"checkpoint.keep_every": "2 steps"}, (None, "checkpoint.keep_every keeps")),
+                ({"checkpoint.keep_last": 3}, (10.0, "an epoch may take less")),
+                ({"checkpoint.every": "1 epoch"}, (None, "checkpoint.every is set")),
+            )
+        ),
+        *(
+            ("optim.adamw_lr", {**MUON, **adjusted}, FACTS, HIDDEN, *found)
+            for adjusted, found in (
+                ({}, (1e-3, "torch's default for AdamW")),
+                ({"optim.adjust_lr_fn": "match_rms_adamw"}, (0.02, "optim.lr: both")),
+            )
+        ),
+        (
+            *("optim.implementation", {"optim.name": "sgd", **OFFLOADED}, GPUS),
+            *(replace(GIVEN, half=True), "foreach", "torch's fused SGD computes wrong"),
         ),
         ("logging.progress", {}, replace(FACTS, display="terminal"), GIVEN, "bar", "a terminal is"),
         ("logging.progress", {}, FACTS, GIVEN, "plain", "no terminal here"),

@@ -38,6 +38,28 @@ def test_options_that_the_chosen_class_takes_are_listed(said, takes):
     assert takes is not None or " takes " not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("at_the_end", "beyond", "sentence"),
+    [
+        ({"profile": "1:10"}, {"profile": "10:11"}, "goes beyond the run of 10 steps"),
+        (
+            *({"optim.groups": ["a freeze='9 steps'"]}, {"optim.groups": ["a freeze='10 steps'"]}),
+            "freezes longer than the run of 10",
+        ),
+        (
+            {"schedule.name": "cosine", "schedule.warmup": "10 steps"},
+            {"schedule.name": "cosine", "schedule.warmup": "11 steps"},
+            "11 steps are longer than the run of 10 steps",
+        ),
+        ({"micro_batch_size": 10}, {"micro_batch_size": 11}, "larger than the batch of 10"),
+    ],
+)
+def test_length_may_reach_the_end_and_not_go_beyond(at_the_end, beyond, sentence):
+    decide({"batch_size": 10, **at_the_end})
+    with pytest.raises(ConfigError, match=sentence):
+        decide({"batch_size": 10, **beyond})
+
+
 def test_device_index_must_exist():
     assert decide({"device": "cuda:0"}, GPU).device.index == 0
     with pytest.raises(ConfigError, match="This machine has: cpu, cuda:0"):

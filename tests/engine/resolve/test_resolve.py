@@ -88,6 +88,66 @@ def test_schedule_durations_are_converted_to_steps():
     assert decide({**said, "schedule.warmup": "1.5 epochs", "batch_size": 10}).schedule.warmup == 15
 
 
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({"name": "inverse_sqrt", "warmup": "7 steps"}, {"timescale": 7.0}),
+        ({"name": "inverse_sqrt"}, {"timescale": 10_000.0}),
+        ({"name": "inverse_sqrt", "timescale": "30%"}, {"timescale": 15.0}),
+        (
+            {"name": "cyclic", "step_size_up": "8 steps"},
+            {"step_size_up": 8.0, "step_size_down": 8.0},
+        ),
+        (
+            {"name": "cyclic", "step_size_up": "8 steps", "step_size_down": "1 epoch"},
+            {"step_size_up": 8.0, "step_size_down": 10.0},
+        ),
+        ({"name": "multi_step", "milestones": ("50%", "4 epochs")}, {"milestones": (25.0, 40.0)}),
+    ],
+)
+def test_lengths_of_a_curve_follow_from_others(said, expected):
+    options = {f"schedule.{name}": value for name, value in said.items()}
+    curve = decide({"epochs": 5.0, "batch_size": 10, **options}).schedule.curve_options
+    assert {name: curve[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("said", "ratio"),
+    [
+        ({"name": "cosine"}, 0.0),
+        ({"name": "cosine", "min_lr": 0.01}, 0.1),
+        ({"name": "one_cycle"}, 1 / (25 * 1e4)),
+        ({"name": "one_cycle", "div_factor": 10, "final_div_factor": 100}, 1e-3),
+        ({"name": "one_cycle", "min_lr_ratio": 0.25}, 0.25),
+    ],
+)
+def test_lowest_rate_is_a_share_of_the_peak(said, ratio):
+    options = {f"schedule.{name}": value for name, value in said.items()}
+    assert decide({"optim.lr": 0.1, **options}).schedule.min_lr_ratio == pytest.approx(ratio)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({"kind": "swa"}, (30, 10.0, 30, True)),
+        ({"kind": "swa", "start": "27 steps"}, (27, 10.0, 20, True)),
+        ({"kind": "swa", "start": "27 steps", "every": "3 steps"}, (27, 3.0, 27, False)),
+        ({"kind": "ema", "start": "15%", "every": "0.05 epochs"}, (6, 1.0, 0, True)),
+    ],
+)
+def test_average_has_its_lengths_in_steps(said, expected):
+    options = {f"average.{name}": value for name, value in said.items()}
+    found = decide({"epochs": 4.0, "batch_size": 10, **options}).average
+    assert (found.start, found.interval, found.counted_from, found.by_epochs) == expected
+
+
+def test_average_has_no_update_before_its_start():
+    swa = {"epochs": 4.0, "batch_size": 10, "average.kind": "swa"}
+    spec = decide({**swa, "average.lr": 0.1, "average.anneal": "14%"}).average
+    assert (spec.lr, spec.anneal) == (0.1, 6)
+    assert [spec.count_updates(steps) for steps in (0, 12, 30, 39, 40)] == [0, 0, 0, 0, 1]
+
+
 def test_seed_is_resolved_before_the_plan():
     assert resolve_seed(Config()) == decide().seed
     assert resolve_seed(Config(seed=9)) == decide({"seed": 9}).seed == 9
