@@ -25,6 +25,10 @@ LENGTHS = [
     ("python", "Validation(every=0.25)", {"validation.every": "0.25 epochs"}),
     ("python", "Validation(every='0.25')", {"validation.every": "0.25 epochs"}),
     ("python", "Validation(every=0.5)", {"validation.every": "0.5 epochs"}),
+    ("python", "Validation(every=1)", {"validation.every": "1 step"}),
+    ("python", "Validation(every='100%')", {"validation.every": "100%"}),
+    ("python", "Schedule(warmup=1)", {"schedule.warmup": "1 step"}),
+    ("python", "Schedule(warmup=0.99)", {"schedule.warmup": "99%"}),
     (
         "python",
         "Validation(every=1.5)",

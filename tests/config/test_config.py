@@ -159,6 +159,14 @@ def test_replace_options_overrides_and_unsets_options():
     assert config.optim.lr == 0.1
 
 
+def test_option_that_is_replaced_has_the_place_of_its_new_value():
+    first = Config.from_options({"optim.lr": 0.1, "epochs": 2}, {"optim.lr": "run.toml:7"})
+    again = first.replace_options({"optim.lr": 0.2})
+    assert first.locations()["optim.lr"] == "run.toml:7" != again.locations()["optim.lr"]
+    placed = first.replace_options({"optim.lr": 0.2}, {"optim.lr": "command line"})
+    assert placed.locations()["optim.lr"] == "command line"
+
+
 def test_replacing_the_run_length_unsets_its_other_option():
     assert Config(epochs=2).replace_options({"max_steps": 5}).set_options() == {"max_steps": 5}
     assert Config(max_steps=5).replace_options({"epochs": 2}).set_options() == {"epochs": 2.0}

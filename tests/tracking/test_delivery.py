@@ -1,7 +1,9 @@
 """Trackers get every event of a run, whatever happens to them, and never delay it."""
 
 import json
+import math
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -166,6 +168,56 @@ def test_checkpoint_that_a_later_process_delivers_has_its_metrics(tmp_path):
     recorder = Recorder()
     Delivery(tmp_path, recorder).deliver()
     assert recorder.of("checkpoint")[-1][2] == run.last.metrics
+
+
+def test_checkpoint_has_the_metrics_of_the_run_that_a_rollback_left(tmp_path):
+    train(tmp_path, max_steps=6)
+    path = tmp_path / "events.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    found = {event["event"]: event for event in lines}
+
+    def event(name, step, **fields):
+        return {**found.get(name, {"time": 0.0, "event": name}), "step": step, **fields}
+
+    def evaluated(step, loss, **fields):
+        return event("evaluation", step, metrics={"val/loss": loss}, **fields)
+
+    made = [
+        lines[0],
+        *(evaluated(3, 0.3), evaluated(6, 0.6), evaluated(6, 9.0, which="best")),
+        *(event("checkpoint", 6), evaluated(9, 0.9), event("resume", 6)),
+        *(event("checkpoint", 6), event("checkpoint", 9), evaluated(12, 1.2)),
+        event("checkpoint", 12),
+    ]
+    path.write_text("".join(json.dumps(one) + "\n" for one in made))
+    recorder = Recorder()
+    Delivery(tmp_path, recorder, from_start=True).deliver()
+    assert [(step, metrics) for _, step, metrics in recorder.of("checkpoint")] == [
+        *((6, {"val/loss": 0.6}), (6, {"val/loss": 0.6}), (9, {}), (12, {"val/loss": 1.2}))
+    ]
+    record = json.loads((tmp_path / "trackers" / "recorder.json").read_text())
+    assert [entry["step"] for entry in record["evaluated"]] == [12]  # those before are not needed
+
+
+def test_tracker_that_works_again_has_not_stalled():
+    tracker, failed = Recorder(), []
+
+    def deliver():
+        delivery.pending = not failed
+        if not failed:
+            failed.append(True)
+            raise ConnectionError("the server is away")
+
+    delivery = SimpleNamespace(tracker=tracker, pending=True, deliver=deliver, call=None)
+    delivery.close, delivery.moved, delivery.is_hanging = list, -math.inf, lambda: False
+    following = follower.Follower(delivery)
+    following.start()
+    while delivery.pending:
+        following.wait(0.01)
+    following.finish()
+    assert following.wait(5)
+    following._ended = -math.inf  # long ago
+    assert not following.has_stalled()
 
 
 @pytest.mark.parametrize("method", ["start", "log", "checkpoint", "findings", "end"])
