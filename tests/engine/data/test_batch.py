@@ -5,6 +5,7 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from surestep.base.errors import DataError, TaskError
 from surestep.engine.batch import (
@@ -17,7 +18,7 @@ from surestep.engine.batch import (
     split_batch,
     zero_loss,
 )
-from surestep.engine.data.collated import count_collated
+from surestep.engine.data.collated import count_batches, count_collated
 
 X, Y, Z = torch.zeros(5, 2), torch.ones(5), torch.full((5, 3), 2.0)
 Pair = namedtuple("Pair", "a b")
@@ -158,6 +159,23 @@ def test_samples_are_those_that_were_collated_unless_some_were_left_out(shapes, 
 )
 def test_samples_that_could_not_be_read_do_not_count(given, shapes, samples):
     assert count_collated(given, tuple(map(torch.zeros, shapes))) == samples
+
+
+def test_batches_of_a_loader_are_made_by_the_function_that_it_has_now():
+    loader = DataLoader(torch.arange(4), 2)
+    loader._iterator = object()  # of its persistent workers, which do not count
+    for collate in (torch.stack, lambda given: -torch.stack(given)):
+        loader.collate_fn = collate
+        found = count_batches(loader)
+        assert count_batches(loader) is found
+        assert found._iterator is None
+        assert loader.collate_fn is collate
+        sign = int(collate([torch.tensor(1)]))
+        assert [(batch.tolist(), samples) for batch, samples in found] == [
+            ([0, sign], 2),
+            ([2 * sign, 3 * sign], 2),
+        ]
+    assert count_batches([1, 2]) == [1, 2]
 
 
 def test_samples_that_inputs_leaves_out_do_not_count():

@@ -353,4 +353,23 @@ def test_custom_batch_is_counted_by_the_options_that_the_loss_has_now():
         loss.ignore_index = ignored
         batch = loader.make_batch([(X[:9], Y[:9]), (X[9:], Y[9:])], (0, 0, 0), 1)
         assert batch.items == int(Y.ne(ignored).sum())
+        places = [(micro.position, micro.samples) for micro in batch.micro_batches]
+        assert places == [(0, 9), (9, len(Y) - 9)]
         assert loader.loss.module.ignore_index == ignored
+
+
+def test_random_inputs_of_the_task_depend_on_the_epoch_and_the_position():
+    def noisy(batch):
+        return batch[0] + torch.rand(()), batch[1]
+
+    def noise(epoch, start=0, size=4, **said):
+        said = {"batch_size": 8, "data": {"shuffle": False}, "micro_batch_size": size, **said}
+        loader = tiny.train_loader({"inputs": noisy}, **said)
+        batches = list(loader.batches(epoch, start))
+        read = torch.cat([micro.args[0] for batch in batches for micro in batch.micro_batches])
+        return (read - X[start:])[::4, 0].tolist()
+
+    first = noise(0)
+    assert noise(0) == first
+    assert noise(0, start=8) == first[2:]
+    assert len({*first, *noise(1), *noise(0, seed=1)}) == 3 * len(first)

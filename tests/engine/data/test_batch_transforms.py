@@ -8,6 +8,7 @@ from torch.nn import functional
 import surestep
 from surestep import batch_transforms
 from surestep.base.errors import DataError, TaskError
+from surestep.engine.data.batch_transforms import _box
 from surestep.engine.losses.adapt import as_loss
 from surestep.engine.losses.mixed import MixedTargets, accept_mixed
 from tests import tiny
@@ -111,6 +112,15 @@ def custom(outputs, targets):
 def test_mismatched_batch_transform_is_rejected_at_the_start(tmp_path, parts, message):
     with pytest.raises((TaskError, DataError), match=message):
         tiny.prepare(tmp_path / "run", parts)
+
+
+def test_rectangle_of_a_wide_image_has_the_shape_of_the_image():
+    random.seed(0)
+    boxes = [_box(8, 32, 0.75) for _ in range(400)]  # a quarter of the area
+    sizes = [(bottom - top, right - left) for top, bottom, left, right in boxes]
+    assert tuple(map(max, zip(*sizes, strict=True))) == (4, 16)
+    tops, bottoms, lefts, rights = zip(*boxes, strict=True)
+    assert (min(tops), max(bottoms), min(lefts), max(rights)) == (0, 8, 0, 32)
 
 
 def test_mixup_of_token_ids_is_rejected():

@@ -27,6 +27,8 @@ def test_rank_and_sizes_are_read_from_torchrun():
         "10.0.0.1",
         29500,
     )
+    without = {name: value for name, value in TORCHRUN.items() if name != "LOCAL_RANK"}
+    assert read_launched(without) == found
     assert not found.shares_store
     assert read_launched({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"}).shares_store
 

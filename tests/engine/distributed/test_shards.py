@@ -26,6 +26,7 @@ LAYOUTS = {
     "sharded": ((4,), (Shard(0),)),
     "sharded along the second dimension": ((4,), (Shard(1),)),
     "replicated": ((4,), (Replicate(),)),
+    "replicated twice": ((2, 2), (Replicate(), Replicate())),
     "hybrid": ((2, 2), (Replicate(), Shard(0))),
     "sharded twice along one dimension": ((2, 2), (Shard(0), Shard(0))),
     "sharded along both dimensions": ((2, 2), (Shard(0), Shard(1))),

@@ -5,13 +5,16 @@ import pytest
 import torch
 import torchmetrics
 from torch import nn
+from torch.utils.data import DataLoader
+from torch.utils.data import default_collate as torch_collate
 
+import surestep
 from surestep import losses
 from surestep.base.errors import DataError, TaskError
 from surestep.engine.distributed.communicator import Communicator
 from surestep.engine.evaluate import evaluate
 from surestep.engine.evaluate.evaluate import EvalAccumulator, eval_mode
-from surestep.engine.losses.adapt import as_loss
+from surestep.engine.losses.adapt import as_loss, as_losses
 from surestep.engine.own_generators import OwnGenerators
 from tests import tiny
 
@@ -32,6 +35,87 @@ def evaluated(tmp_path, size, val, part=None, **parts):
     parts = {"val": val, "metrics": {"accuracy": accuracy}, **parts}
     with tiny.prepare(tmp_path / str(size), parts, validation={"batch_size": size}) as session:
         return session.evaluate(part)
+
+
+class DrawsAtEnd:
+    """A metric that draws a number when it is computed."""
+
+    def update(self, outputs, targets):
+        torch.rand(len(targets))
+
+    def reset(self):
+        pass
+
+    def compute(self):
+        return float(torch.rand(()))
+
+
+class OfMode(nn.Module):
+    """A mean over samples, ten times as large in train mode."""
+
+    def forward(self, outputs, targets):
+        return outputs.square().mean() * (10.0 if self.training else 1.0)
+
+
+def test_loss_is_evaluated_in_its_eval_mode_and_metrics_are_seeded_at_their_end(tmp_path):
+    net, loss = tiny.model(), OfMode()
+    parts = {"model": net, "loss": loss, "metrics": {"drawn": DrawsAtEnd()}}
+    found = [evaluated(tmp_path, size, (X, Y), **parts) for size in (4, 7)]
+    assert found[0]["val/loss"] == pytest.approx(float(net(X).square().mean().detach()))
+    assert found[0]["val/drawn"] == found[1]["val/drawn"]
+    assert loss.training
+
+
+def test_batches_that_are_ready_weigh_as_their_samples(tmp_path):
+    ready = [(X[:7], Y[:7]), (X[7:8], Y[7:8]), (X[8:], Y[8:])]
+    rows = surestep.whole_set(lambda outputs, targets: len(targets))
+    parts = {"train": ready, "batched": True, "metrics": {"accuracy": accuracy, "rows": rows}}
+    with tiny.prepare(tmp_path, {**parts, "val": ready}, batch_size=1) as session:
+        found = session.evaluate()
+        outputs = session.model(X).detach()
+    assert found["val/accuracy"] == pytest.approx(float((outputs.argmax(1) == Y).double().mean()))
+    assert found["val/rows"] == len(Y)
+
+
+def test_metric_counts_samples_of_a_batch_without_items_and_none_that_are_left_out(tmp_path):
+    ignored = torch.cat([torch.full((5,), -100), Y[5:]])
+    counts = {"rows": surestep.whole_set(lambda outputs, targets: len(targets))}
+    assert evaluated(tmp_path, 5, (X, ignored), metrics=counts)["val/rows"] == len(Y)
+
+    def mean(outputs, targets):
+        return targets.double().mean()
+
+    parts = {"loss": lambda outputs, targets: outputs.square().mean(), "metrics": {"mean": mean}}
+    samples = [*zip(X[:11], torch.arange(11), strict=True)]
+    val = DataLoader(samples, 4, collate_fn=lambda given: torch_collate(given[1:]))
+    found = evaluated(tmp_path, 4, val, **parts)
+    assert found["val/mean"] == pytest.approx(sum((1, 2, 3, 5, 6, 7, 9, 10)) / 8)
+
+
+def test_each_of_several_losses_has_its_own_divisor():
+    def total(outputs, targets):
+        return outputs.sum()
+
+    parts = {"sum": total, "mean": nn.MSELoss(), "none": nn.MSELoss()}
+    loss = as_losses(parts, {}, {"mean": 2.0, "none": 5.0}, {"sum": "sum"})
+    totals = EvalAccumulator(loss, {}, torch.device("cpu"))
+    ones = torch.ones(4, 1)
+    totals.parts["sum"].add(ones, ones, items=3)
+    totals.parts["mean"].add(3 * ones, ones, items=4)
+    totals.count(8)
+    assert {name: value for name, value in totals.losses().items() if value == value} == {
+        **{"loss_sum": 4 / 8, "loss_mean": 4.0},
+        "loss": 4 / 8 + 2.0 * 4.0,
+    }
+    assert math.isnan(totals.losses()["loss_none"])
+
+
+def test_sum_over_samples_without_an_item_is_nan():
+    totals = EvalAccumulator(
+        as_loss(lambda outputs, targets: outputs.sum(), "samples", "sum"), {}, torch.device("cpu")
+    )
+    totals.count(8)
+    assert math.isnan(totals.losses()["loss"])
 
 
 @pytest.mark.parametrize("size", [1, 7, 19, 100])

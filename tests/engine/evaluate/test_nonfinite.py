@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 from surestep.base.errors import DataError
 from tests import tiny
@@ -34,6 +34,12 @@ def notices(run):
     return [each["text"] for each in run.events() if each["event"] == "notice"]
 
 
+def test_sample_of_a_subset_is_named_by_its_position(tmp_path):
+    part = Subset(TensorDataset(spoiled(7), Y), [3, 9, 7, 1])
+    with pytest.raises(DataError, match="val/loss is not finite: sample 2 has NaN or infinite"):
+        tiny.prepare(tmp_path / "run", {"val": part})
+
+
 @pytest.mark.parametrize("form", ["tensors", "dict", "named set"])
 def test_nonfinite_set_in_memory_is_rejected_before_the_first_step(tmp_path, form):
     x = spoiled(13, 17)
@@ -44,9 +50,10 @@ def test_nonfinite_set_in_memory_is_rejected_before_the_first_step(tmp_path, for
         tiny.prepare(tmp_path / "run", {"val": val})
 
 
-def test_message_names_nonfinite_targets(tmp_path):
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_message_names_nonfinite_targets(tmp_path, value):
     targets = torch.zeros(20, 3)
-    targets[5] = float("nan")
+    targets[5] = float(value)
     parts = {"loss": nn.MSELoss(), "train": (X, torch.zeros(20, 3)), "val": (X, targets)}
     with pytest.raises(DataError, match=r"sample 5 has NaN or infinite values in the targets"):
         tiny.prepare(tmp_path / "run", parts)

@@ -241,14 +241,23 @@ def test_predictions_use_eval_mode_and_restore_train_mode():
     np.testing.assert_allclose(found["output"], expected(), rtol=1e-5, atol=1e-6)
 
 
-def test_nan_outputs_get_the_class_minus_one_and_a_notice():
+def test_limit_of_evaluations_is_not_one_of_predictions():
+    found = predicted(
+        {"val": (X, Y), "test": (X, Y)}, part="val", limit_val_batches=1, batch_size=2
+    )
+    assert found.samples == len(Y)
+
+
+@pytest.mark.parametrize("at_once", [2, 3, 1024])
+def test_nan_outputs_get_the_class_minus_one_and_a_notice(at_once, monkeypatch):
+    monkeypatch.setattr("surestep.engine.evaluate.predict._ROWS", at_once)
     broken = X.clone()
-    broken[3] = float("nan")
+    broken[3] = broken[-1] = float("nan")
     found = predicted({"test": (broken, Y)})
-    assert found["prediction"][3] == -1
-    assert (found["prediction"] == -1).sum() == 1
+    assert found["prediction"][[3, -1]].tolist() == [-1, -1]
+    assert (found["prediction"] == -1).sum() == 2
     assert found.notices == (
-        "1 predictions are -1: the outputs there are not numbers. Check the inputs and the "
+        "2 predictions are -1: the outputs there are not numbers. Check the inputs and the "
         "weights.",
     )
 

@@ -13,7 +13,7 @@ from torchmetrics.classification import (
 
 import surestep
 from surestep.base.errors import ConfigError, TaskError
-from surestep.engine.metrics.base import metric_modes, table_metric_names
+from surestep.engine.metrics.base import find_object, metric_modes, table_metric_names
 from tests import tiny
 
 
@@ -47,6 +47,11 @@ X, Y = tiny.data()
 def parts():
     found = {"table": MulticlassConfusionMatrix(3), "ece": MulticlassCalibrationError(3)}
     return {"val": (X, Y), "metrics": found}
+
+
+def test_value_of_a_metric_with_a_longer_name_is_not_one_of_the_shorter():
+    assert find_object("f1_weighted_mean", ["f1", "f1_weighted", "f"]) == "f1_weighted"
+    assert find_object("f1", ["f1"]) is None
 
 
 def test_table_metric_is_stored_in_events_and_checkpoints(tmp_path):
