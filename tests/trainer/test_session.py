@@ -1,3 +1,5 @@
+import time
+
 import pytest
 import torch
 from torch import nn
@@ -87,6 +89,7 @@ def test_evaluation_of_one_split_does_not_change_the_best_metric(tmp_path):
 
 def test_evaluation_of_a_checkpoint_measures_all_and_leaves_the_limit_of_the_run(tmp_path):
     def count(outputs, targets):
+        time.sleep(0.01)
         return torch.tensor(float(len(targets)))
 
     parts = {"val": (X, Y), "metrics": {"samples": surestep.whole_set(count)}}
@@ -99,6 +102,9 @@ def test_evaluation_of_a_checkpoint_measures_all_and_leaves_the_limit_of_the_run
             session.evaluate()["val/samples"],
         ]
     assert measured == [8, len(Y), 8]
+    seconds = [event["seconds"] for event in session.run.events() if event["event"] == "evaluation"]
+    assert len(seconds) == 3
+    assert min(seconds) >= 0.01
 
 
 class Rows(torch.utils.data.Dataset):

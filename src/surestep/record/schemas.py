@@ -435,7 +435,7 @@ EVENTS: dict[str, TypeAdapter[Any]] = {  # those that are read again
     "evaluation": _adapter(
         _open(
             {"time": Finite, "step": Count, "metrics": _dict[str, Numbers | None]},
-            {"measured": Literal["weights", "average"], "which": str},
+            {"measured": Literal["weights", "average"], "which": str, "seconds": Finite},
         )
     ),
     "histograms": _adapter(

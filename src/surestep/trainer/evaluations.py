@@ -1,7 +1,8 @@
 """The evaluations of a session, and what they change: the best metric and the plateaus."""
 
+import time
 from contextlib import nullcontext
-from typing import Literal
+from typing import Any, Literal
 
 from surestep.engine.evaluate.predict import Predictions
 from surestep.engine.plan.specs import raw_name
@@ -44,6 +45,7 @@ class Evaluations:
         loop, plan, state = self._loop, self._plan, self._loop.state
         loop.log.take()
         self._evaluator.check(split)
+        began = time.perf_counter()
         with loop.log.pause_clock():
             step, average = state.progress.step, self._average()
             metrics = self._evaluate_weights(split, average)
@@ -52,7 +54,7 @@ class Evaluations:
             plan.validation_weights == "both" and monitored in map(raw_name, self._task.val_sets())
         )
         measured: Literal["weights", "average"] = "weights" if is_raw else "average"
-        self._recorder.event("evaluation", step=step, metrics=metrics, measured=measured)
+        self._record(began, step=step, metrics=metrics, measured=measured)
         if metrics:
             limit = plan.limit_val_batches
             of = " of the average" if average is not None else ""
@@ -70,6 +72,11 @@ class Evaluations:
                 loop.react(hook(state, Metrics(metrics)))
         loop.run_requests()
         return Metrics(metrics)
+
+    def _record(self, began: float, **fields: Any) -> None:
+        """Write an evaluation to the events, with its seconds; they were not recorded before."""
+        seconds = round(time.perf_counter() - began, 4)
+        self._recorder.event("evaluation", **fields, seconds=seconds)
 
     def _average(self) -> AveragedWeights | None:
         """Return the average that evaluations use; None if they use the weights."""
@@ -95,9 +102,10 @@ class Evaluations:
         """Evaluate all of a split with the weights of a checkpoint."""
         self._evaluator.check(split)
         using = self._evaluator.using_checkpoint(self._recorder.run, which)
+        began = time.perf_counter()
         with self._loop.log.pause_clock(), using as saved:
             metrics, samples = self._evaluator.evaluate_all(split, self._messages.notify_once)
-        self._recorder.event("evaluation", step=saved.step, metrics=metrics, which=which)
+        self._record(began, step=saved.step, metrics=metrics, which=which)
         where = f"{which} checkpoint, step {saved.step}, {samples} samples of {split}"
         self._messages.print_line(f"{where}: {shown(metrics)}")
         return Metrics(metrics)
