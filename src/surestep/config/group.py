@@ -9,6 +9,7 @@ from inspect import cleandoc
 from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args, get_origin
 
 from pydantic import (
+    VERSION,
     BaseModel,
     ConfigDict,
     ModelWrapValidatorHandler,
@@ -33,6 +34,8 @@ MAIN: Mapping[str, str] = {
 }
 _CHOICE_NAMES = ("name", "kind", "strategy", "type")  # of such a main option, in some library
 
+# Before 2.12, threads that build a schema of pydantic at the same time break each other.
+_CAN_DEFER = tuple(map(int, VERSION.split(".")[:2])) >= (2, 12)
 _LOCATIONS = "_locations"
 Locations = Mapping[str, str]  # where each option was set, by its full name
 
@@ -46,7 +49,7 @@ class ConfigGroup(BaseModel):
         requires: what every option of the group requires.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=_CAN_DEFER)
     prefix: ClassVar[str] = ""
     resume: ClassVar[ResumeEffect] = UNKNOWN
     requires: ClassVar[Mapping[str, Any]] = {}
