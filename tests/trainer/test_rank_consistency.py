@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -198,3 +199,4 @@ def test_user_code_of_ranks_is_compared(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     importlib.import_module("code_of_a_rank")
     assert "code.code_of_a_rank" in known()
+    del sys.modules["code_of_a_rank"]  # its file goes

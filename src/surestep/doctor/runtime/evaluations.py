@@ -73,7 +73,7 @@ class EvaluationWatcher(Watcher):
         Args:
             run: of the script.
             model: the name of its class.
-            outputs: of the call; if a gradient reaches one later, it was no evaluation.
+            outputs: of the call; if a gradient reaches one later, the call is of training.
         """
         current = self._current
         if current is not None and current.batches == 1:
