@@ -296,6 +296,39 @@ def test_checkpoint_with_an_attribute_that_the_model_lacks_is_rejected(folder):
         session_of(task, path, **OPTIONS).close()
 
 
+@pytest.mark.slow("traces a model with torch.compile")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # of dynamo
+@pytest.mark.parametrize("kind", ["number", "tensor", "transform"])
+def test_compiled_run_that_is_resumed_equals_the_plain_script(folder, monkeypatch, kind):
+    # A backend without code of its own, so that each bit is that of the plain script.
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setitem(OPTIONS, "compile", "default")
+    graphs = torch._dynamo.utils.counters["stats"]
+    before = graphs["unique_graphs"]
+    check_resumed(folder, kind)
+    assert graphs["unique_graphs"] > before
+
+
+def test_attribute_that_only_a_manual_step_uses_is_named(folder):
+    class Remembering(CountingStep):
+        def __init__(self) -> None:
+            super().__init__()
+            self.losses = [1.0]
+
+        def __call__(self, manual_step: surestep.ManualStep) -> None:
+            super().__call__(manual_step)
+            self.losses.append(self.losses[-1] / 2)
+
+    optimizers = {"layer": surestep.Optim(lr=0.05)}
+    task = surestep.Task(
+        Net("number"), nn.CrossEntropyLoss(), rows(44), step=Remembering(), optimizers=optimizers
+    )
+    with session_of(task, folder(), **OPTIONS) as session:
+        list(session.steps())
+    notices = [event["text"] for event in session.run.events() if event["event"] == "notice"]
+    assert sum("outputs depend on step.n, step.losses" in text for text in notices) == 1
+
+
 class Counter:
     """Counts by itself, in C or in slots, where no attribute shows it."""
 
