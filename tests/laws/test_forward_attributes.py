@@ -219,6 +219,11 @@ def check_resumed(folder: Folder, kind: str) -> None:
     "kind", ["number", "later", "list", "tensor", "object", "transform", "manual"]
 )
 def test_skipped_step_keeps_nothing_that_it_changed(folder, kind, on_nonfinite, skipped):
+    check_skipped(folder, kind, on_nonfinite, skipped)
+
+
+def check_skipped(folder: Folder, kind: str, on_nonfinite: str, skipped: int) -> None:
+    """Compare the attributes before and after a step that is skipped."""
     options = {**OPTIONS, "on_nonfinite": on_nonfinite}
     task = task_of(kind, bad=skipped)
     with session_of(task, folder(), **options) as session:

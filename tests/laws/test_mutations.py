@@ -55,6 +55,7 @@ from tests.laws.test_buffers import check_resume as check_buffers
 from tests.laws.test_changing_buffers import check_killed as check_changing
 from tests.laws.test_forward_attributes import check_resumed as check_resumed_attributes
 from tests.laws.test_forward_attributes import check_run as check_attributes
+from tests.laws.test_forward_attributes import check_skipped as check_skipped_attributes
 from tests.laws.test_forward_writes import check_run as check_writes
 from tests.laws.test_forward_writes import check_skipped as check_skipped_writes
 from tests.laws.test_independence import check_run_is_independent, check_student
@@ -545,6 +546,11 @@ MUTATIONS = [
                 train_step.BufferSnapshot, "keep_only", lambda buffers, _: keep_only(buffers, [])
             ),
             lambda folder: check_skipped_writes(folder, "max_norm", "raise"),
+        ),
+        (
+            "a skipped step keeps the counts of its forward",
+            instead(train_step.BufferSnapshot, "save_attributes", nothing),
+            lambda folder: check_skipped_attributes(folder, "later", "raise", 2),
         ),
         (
             "the guard forgets a bad step",
