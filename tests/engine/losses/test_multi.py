@@ -14,7 +14,8 @@ import surestep
 from surestep.base.errors import ConfigError, DataError, TaskError
 from surestep.engine.batch import MicroBatch
 from surestep.engine.data.target_stats import with_fitted_loss
-from surestep.engine.losses.multi import get_named, with_items
+from surestep.engine.losses.adapt import as_losses
+from surestep.engine.losses.multi import get_named, split_heads, weighted_sum, with_items
 from tests import tiny
 
 X, Y = tiny.data()
@@ -169,6 +170,25 @@ def test_items_are_counted_for_each_loss_and_in_total():
     micro = with_items(MicroBatch((X,), {}, targets, 0, 20, 0), loss, DATA)
     assert micro.part_items == (int((PLACES != 255).sum()), 20)
     assert micro.items == sum(micro.part_items)
+
+
+def test_weighted_sum_has_each_weight_and_the_items_of_the_global_batch():
+    """A loss without items in a micro-batch adds nothing to it."""
+    losses = {"a": "mse", "b": nn.MSELoss(reduction="sum"), "c": "mae"}
+    loss = as_losses(losses, {}, {"a": 0.5, "b": 2.0, "c": 3.0}, {})
+    outputs = {
+        name: torch.full((2,), value) for name, value in (("a", 1.0), ("b", 2.0), ("c", 5.0))
+    }
+    targets = {name: torch.zeros(2) for name in outputs}
+    micro = MicroBatch((X,), {}, targets, 4, 2, 0, part_items=(2, 2, 2))
+    total, logged = weighted_sum(loss, outputs, micro, (4, 4, 4))
+    assert float(total) == 0.5 * 2 / 4 + 2 * 8 + 3 * 10 / 4
+    shown = {part.name: float(part.value) for part in logged}
+    assert shown == {"loss_a": 0.5, "loss_b": 8.0, "loss_c": 2.5}
+    part = micro._replace(part_items=(0, 2, 0))
+    assert float(weighted_sum(loss, outputs, part, (4, 4, 4))[0]) == 16
+    heads = split_heads(loss, outputs, part)
+    assert [(head.name, head.micro_batch.items) for head in heads] == [("b", 2)]
 
 
 def test_plan_reports_each_loss_with_its_weight_and_divisor():

@@ -1,5 +1,7 @@
 """torch's losses with several arguments, and those whose mean is not over elements."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -88,6 +90,21 @@ def test_torch_loss_with_sum_reduction_is_not_divided():
     assert not loss.divides
     summed = nn.CTCLoss(reduction="sum")(FRAMES_OUT.transpose(0, 1), SPOKEN[0], FRAMES, LENGTHS)
     torch.testing.assert_close(total, summed, rtol=1e-12, atol=0)
+
+
+SEVERAL = {name: case for name, case in CASES.items() if isinstance(case[1], tuple)}
+
+
+@pytest.mark.parametrize(("plain", "outputs", "targets"), SEVERAL.values(), ids=SEVERAL)
+def test_sum_of_a_loss_of_several_tensors_is_not_divided(plain, outputs, targets):
+    plain = copy.copy(plain)
+    plain.reduction = "sum"
+    found, _, loss = ours(plain, outputs, targets)
+    plain.reduction = "mean"
+    mean, items, _ = ours(plain, outputs, targets)
+    assert not loss.divides
+    count = len(outputs[0]) if items == len(outputs[0]) else outputs[0].numel()
+    torch.testing.assert_close(found, mean / items * count, rtol=1e-12, atol=0)
 
 
 def test_complex_outputs_of_l1_loss_are_accepted():

@@ -23,7 +23,7 @@ class Net(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.weight, self.calls = nn.Parameter(torch.ones(2)), 0
+        self.weight, self.calls, self.is_set = nn.Parameter(torch.ones(2)), 0, False
         for name in ("written", "replaced", "wider", "cleared"):
             self.register_buffer(name, torch.ones(2))
         self.register_buffer("filled", None)
@@ -33,6 +33,7 @@ class Net(nn.Module):
 
     def forward(self):
         self.calls += 1
+        self.is_set = True  # a number beside weights that change
         with torch.no_grad():
             self.weight.mul_(2)
         self.written.add_(1)
@@ -45,7 +46,8 @@ class Net(nn.Module):
 def values_of(net):
     buffers = {name: part._buffers[key] for name, part, key in slots_of(net)}
     values = {n: None if b is None else b.to_dense().tolist() for n, b in buffers.items()}
-    return {**values, "weight": net.weight.tolist(), "calls": net.calls}
+    own = {"weight": net.weight.tolist(), "calls": net.calls, "is_set": net.is_set}
+    return {**values, **own}
 
 
 def slots_of(net):
