@@ -45,9 +45,17 @@ def test_values_are_converted_once_to_the_dtype_of_the_model(there, here):
     assert report.missing == report.unexpected == []
 
 
-@pytest.mark.parametrize("prefix", ["", "module.", "module._orig_mod.", "model.module."])
-def test_prefix_of_wrappers_is_the_one_with_which_most_names_match(prefix):
-    tensors = {**tensors_of(prefix=prefix), "model.module.other": torch.ones(1)}
+@pytest.mark.parametrize(
+    ("there", "prefix"),
+    [
+        ("", ""),
+        ("module.", "module."),
+        ("module._orig_mod.", "module."),  # that of torch.compile is removed anywhere
+        ("model.module.", "model.module."),
+    ],
+)
+def test_prefix_of_wrappers_is_the_one_with_which_most_names_match(there, prefix):
+    tensors = {**tensors_of(prefix=there), "model.module.other": torch.ones(1)}
     report = load(Net(), tensors, skip=["model.module.other"])
     assert (report.prefix, len(report.loaded)) == (prefix, 4)
 
