@@ -59,6 +59,10 @@ def test_log_points_contain_each_step(tmp_path):
         assert read == pytest.approx([float(getattr(result, name)) for result in results])
     assert [rate for point in points for rate in point.lr] == [1e-3] * 6
     assert [point.items for point in points] == [16, 4, 8, 12]
+    assert [point.samples for point in points] == [16, 4, 8, 12]
+    assert [point.progress.step for point in points] == [2, 3, 4, 6]
+    before = [place for point in points for place in point.progress_before]
+    assert before == [result.progress_before for result in results]
     assert [point.epoch for point in points] == [0, 0, 1, 1]
 
 
@@ -282,6 +286,18 @@ def test_skipped_nonfinite_steps_are_counted(tmp_path):
     assert taken == [True, False, True] * 2
     assert session.state.counts.nonfinite == 2
     assert session.state.progress.steps_taken == 4
+
+
+def test_each_skip_of_a_log_point_has_the_positions_of_its_samples(tmp_path):
+    x = X.clone()
+    x[[3, 17]] = torch.inf
+    options = {"on_nonfinite": "skip", "epochs": 1, "logging": {"every": "9 steps"}, **ORDERED}
+    with tiny.prepare(tmp_path, {"train": (x, Y), "model": start()}, **options) as session:
+        points = points_of(session)
+        list(session.steps())
+    (point,) = points
+    found = [(skip.step, skip.positions, skip.guilty) for skip in point.skips]
+    assert found == [(1, (0, 8), (3,)), (3, (16, 20), (17,))]
 
 
 def test_too_many_nonfinite_steps_fail(tmp_path):
