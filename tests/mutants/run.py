@@ -8,8 +8,9 @@ import re
 import signal
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from types import CodeType, FunctionType
 
@@ -28,6 +29,16 @@ def codes_of(code: CodeType) -> dict[tuple[str, int], CodeType]:
         if isinstance(inner, CodeType):
             found |= codes_of(inner)
     return found
+
+
+def import_changed(mutants: Iterable[Mutant]) -> None:
+    """Import the files that change: some are imported within functions, when a test runs.
+
+    A mutant of a file that is imported later would change nothing.
+    """
+    for mutant in mutants:
+        name = mutant.path.removeprefix("src/").removesuffix(".py").removesuffix("/__init__")
+        import_module(name.replace("/", "."))
 
 
 def functions_of(root: Path) -> dict[str, list[FunctionType]]:
@@ -77,6 +88,7 @@ class Loop:
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         items = {item.nodeid: item for item in session.items}
+        import_changed(mutant for _, mutant in self.mutants)
         self.functions = functions_of(self.root)
         for number, mutant in self.mutants:
             files, finders = list(self.covering[number].items()), 0

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.mutants.draw import draw, read_planted
-from tests.mutants.run import apply, functions_of
+from tests.mutants.run import apply, functions_of, import_changed
 
 SOURCE = """
 def clip(value, limit):
@@ -59,6 +59,20 @@ def test_applied_mutant_changes_the_function_that_others_hold(tmp_path, module):
     apply(mutant, tmp_path, functions_of(tmp_path))
     assert held([1, 2]) is None
     assert module.clip(3, 2) == 2
+
+
+def test_file_that_is_imported_only_within_functions_is_changed_too(tmp_path, monkeypatch):
+    path = tmp_path / "src" / "imported_late.py"
+    path.parent.mkdir()
+    path.write_text(SOURCE)
+    monkeypatch.syspath_prepend(path.parent)
+    importlib.invalidate_caches()
+    (mutant,) = draw(tmp_path, {path: frozenset([11])}, 1, 0)
+    import_changed([mutant])
+    module = sys.modules.pop("imported_late")
+    (functions,) = functions_of(tmp_path).values()
+    apply(mutant, tmp_path, {str(path): functions})
+    assert module.double([1]) is None
 
 
 def test_planted_mutant_of_several_lines_changes_its_function(tmp_path, module):
