@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import surestep
+from surestep.base.errors import NonFiniteError
 from tests import tiny
 
 X, Y = tiny.data()
@@ -52,6 +53,21 @@ def test_step_is_evaluated_once_for_the_best_metric_and_its_checkpoint_has_the_m
     assert [event["step"] for event in evaluated] == [1, 1, 1, 2, 2]
     assert [event["step"] for event in events(session.run, "checkpoint")] == [1, 1, 2]
     assert evaluated[-1]["which"] == "last"
+
+
+def test_evaluation_reads_first_whether_the_steps_before_it_were_finite(tmp_path):
+    x = X.clone()
+    x[12] = torch.inf  # in step 2
+    parts, logging = {"train": (x, Y), "val": (X, Y)}, {"every": "100 steps"}
+    with tiny.prepare(tmp_path, parts, logging=logging, **ORDERED) as session:
+        for result in session.steps():
+            if result.step == 2:
+                break
+        with pytest.raises(NonFiniteError, match="Step 2 was not finite"):
+            session.evaluate()
+        assert session.state.progress.step == 1
+        assert session.state.best.latest_step is None
+    assert events(session.run, "evaluation") == []
 
 
 @pytest.mark.parametrize("weights", ["average", "raw"])
