@@ -171,6 +171,40 @@ def test_mean_over_a_micro_batch_is_weighted_by_its_size(tmp_path):
     torch.testing.assert_close(found["grad"], found["x"].mean(0, keepdim=True))
 
 
+def test_mean_over_a_micro_batch_is_weighted_by_its_items_if_the_task_counts_them(tmp_path):
+    found = {}
+
+    def step(manual_step):
+        weighted, total = torch.zeros(1, 4), 0.0
+        for micro in manual_step.micro_batches("a"):
+            manual_step.backward(manual_step.models["a"](micro.args[0]).mean(), micro)
+            weighted += micro.items * micro.args[0].mean(0)
+            total += micro.items
+        found["grad"] = manual_step.models["a"].weight.grad.clone()
+        found["expected"] = weighted / total
+        manual_step.step("a")
+
+    take(tmp_path / "run", step, items=lambda batch: float(1 + 5 * (batch[0][:, 0] > 0).sum()))
+    torch.testing.assert_close(found["grad"], found["expected"])
+
+
+def test_loss_of_several_passes_of_an_optimizer_is_their_mean(tmp_path):
+    def step(manual_step):
+        for loss in (1.0, 3.0, 8.0):
+            for micro in manual_step.micro_batches("a"):
+                nothing = 0 * manual_step.models["a"](micro.args[0]).mean()
+                manual_step.backward(nothing + loss, micro)
+            manual_step.step("a")
+        train_pass(manual_step, "b", part="b")
+        manual_step.step("b")
+
+    session, result = take(tmp_path / "run", step)
+    (event,) = [event for event in session.run.events() if event["event"] == "steps"]
+    assert event["logged"]["a/loss"] == [4.0]
+    expected = 4.0 + event["logged"]["b/loss"][0]
+    assert float(result.loss) == event["loss"][0] == pytest.approx(expected)
+
+
 def test_clip_returns_the_unclipped_norm_and_step_does_not_clip_again(tmp_path):
     found = {}
 
