@@ -120,10 +120,11 @@ def _find_near(train: ReadSplit, other: ReadSplit) -> Duplicates | None:
         close = _close_numbers(table[few], other_table[of_other])
     else:
         return None
+    constant = _constant_rows(other)
     pairs = [
         (other.rows[of_other[at]], train.rows[few[nearest]])
         for at, nearest in enumerate(close.tolist())
-        if nearest >= 0
+        if nearest >= 0 and not constant[of_other[at]]
     ]
     return Duplicates(pairs, len(pairs) / len(of_other), is_exact=False) if pairs else None
 
