@@ -44,6 +44,7 @@ def test_runs_are_selected_and_ordered(folder):
     assert names(sort="name", state="finished") == ["bad", "good", "not evaluated"]
     assert names(state=["failed", "killed"]) == []
     assert names(name="*ood") == ["good"]
+    assert names(name="*ood", state="failed") == names(name="*ood", metric="*/f1") == []
     assert names(metric="val/*", sort="name") == ["bad", "good"]
     assert names(recipe="digits") == []
 

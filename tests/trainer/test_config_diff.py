@@ -146,6 +146,12 @@ class Shifted(Sized):
         return x + 1, y
 
 
+def test_length_that_follows_from_other_data_is_not_listed():
+    options = {"max_steps": None, "epochs": 2}
+    found = compared(({}, {}), ({"train": tiny.data(12)}, {}), shared=options)
+    assert found == {"train samples": "blocked"}
+
+
 def test_private_attribute_of_a_module_is_no_setting():
     models = [Holding(1), Holding(1)]
     models[1]._calls = 3

@@ -113,24 +113,27 @@ def test_space_is_needed_for_what_is_on_the_disk_at_once(
     state = tiny.state_of(steps=0)
     size = estimate_checkpoint_bytes(plan, state)
 
-    def check(free):
-        usage = SimpleNamespace(total=100 * size, free=free)
+    def check(free, total=100 * size):
+        usage = SimpleNamespace(total=total, free=free)
         monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
         return check_disk_space(tmp_path, plan, state)
 
     assert check(count * size) is None
     for free in (count * size - 1, size):
         assert f"up to {count} checkpoints of about {format_bytes(size)} take" in check(free)
-    with pytest.raises(RunError, match="none could be saved"):
-        check(size - 1)
+    for free in (size - 1, 0):
+        with pytest.raises(RunError, match="none could be saved"):
+            check(free)
+    assert check(0, total=0) is None  # a file system that does not report its size
 
 
 class Several(nn.Module):
-    """Two layers of different sizes, and a buffer."""
+    """Two layers of different sizes, a frozen one, and a buffer."""
 
     def __init__(self):
         super().__init__()
         self.a, self.b = nn.Linear(4, WIDTH), nn.Linear(4, 3)
+        self.a.fixed = nn.Linear(4, WIDTH).requires_grad_(False)
         self.register_buffer("table", torch.zeros(2 * WIDTH))
 
 
