@@ -63,6 +63,24 @@ def test_callback_tensors_round_trip_from_any_device(tmp_path, dtype):
     assert torch.equal(declared["other"].value, drawn)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("layout", ["coo", "twice", "csr", "csc", "bsr", "bsc"])
+def test_sparse_callback_tensors_round_trip(tmp_path, layout):
+    dense = torch.tensor([[0.0, 2.0, 0.0, 0.0], [3.0, 0.0, 0.0, 4.0]])
+    make = {
+        "coo": dense.to_sparse,
+        "twice": lambda: torch.sparse_coo_tensor([[0, 0, 1], [1, 1, 3]], [1.0, 1.0, 4.0], (2, 4)),
+        "csr": dense.to_sparse_csr,
+        "csc": dense.to_sparse_csc,
+        "bsr": lambda: dense.to_sparse_bsr((1, 2)),
+        "bsc": lambda: dense.to_sparse_bsc((1, 2)),
+    }[layout]
+    declared, _ = loaded(tmp_path, memory={"a": make()})
+    found = declared["memory"].value["a"]
+    assert (found.layout, found.shape) == (make().layout, (2, 4))
+    assert torch.equal(found.to_dense(), make().to_dense())
+
+
 def test_numpy_callback_values_round_trip(tmp_path):
     value = {"best": np.float64(0.1), "count": np.int32(7), "means": np.arange(3.0)}
     declared, _ = loaded(tmp_path, memory=value)

@@ -99,6 +99,25 @@ def test_new_option_value_is_used_and_a_value_the_optimizer_changed_is_loaded(tm
     assert group["momentum"] == saved.optimizer.param_groups[0]["momentum"] == 0.125
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda slots: slots.update(exp_avg=slots["exp_avg"].double()),
+        lambda slots: slots.update(exp_avg_sq=slots["exp_avg_sq"].reshape(-1)),
+        lambda slots: slots.update(step=torch.zeros(2)),
+        lambda slots: slots.update(step=torch.zeros((), dtype=torch.int64)),
+        lambda slots: slots.update(exp_avg=1.0),
+    ],
+    ids=["dtype", "shape", "step", "integer step", "number"],
+)
+def test_state_that_a_kernel_would_read_wrongly_is_rejected(tmp_path, change):
+    saved, fresh = tiny.state_of(), tiny.state_of(steps=0)
+    change(saved.optimizer.state[saved.model[3].weight])
+    with pytest.raises(CheckpointError, match=r"of 3\.weight, which does not fit 3\.weight: "):
+        load_checkpoint(save_checkpoint(tmp_path, saved), fresh)
+    assert not fresh.optimizer.state
+
+
 def test_rollback_restores_an_option_that_was_changed_since(tmp_path):
     """A checkpoint from before has it as it was built."""
     path, state = save_checkpoint(tmp_path, state_of_two_groups()), state_of_two_groups()

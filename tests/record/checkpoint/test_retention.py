@@ -267,6 +267,7 @@ def test_milestones_are_preserved(tmp_path, keep_every):
 
 @pytest.mark.parametrize("on_spike", ["warn", "rollback"])
 def test_best_before_is_explained_if_the_run_may_roll_back(tmp_path, on_spike):
+    saved_with(tmp_path / "not needed", [1, 3, 2])
     saved_with(tmp_path, [2, 3, 1])
     write_json(tmp_path / "plan.json", [{"option": "on_spike", "value": on_spike}])
     found = explain_retention(tmp_path, ("val/a", "min"), scan_checkpoints(tmp_path).good)
@@ -275,6 +276,9 @@ def test_best_before_is_explained_if_the_run_may_roll_back(tmp_path, on_spike):
         **before,
         3: ["best", "last"],
     }
+    policy = RetentionPolicy(1, 1, "val/a", "min", may_roll_back=True)
+    found = retention_reasons(scan_checkpoints(tmp_path / "not needed").good, policy)
+    assert {int(path.name[5:]): why for path, why in found.items()} == {1: ["best"], 3: ["last"]}
 
 
 @pytest.mark.parametrize("plan", [3, [3], [{"option": "checkpoint.keep_last", "value": "x"}]])

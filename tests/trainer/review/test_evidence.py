@@ -109,6 +109,8 @@ def test_columns_are_compared_without_samples_that_are_not_finite():
     assert scales["smallest"] == pytest.approx(float(known[0]))
     complete = evidence(ss609, data(split(table, every=1)))
     assert complete[1:] == [{"columns": [3]}, scales]
+    similar = table.nan_to_num() * torch.tensor([10.0, 0.03, 10.0, 0.0])
+    assert [each.get("samples") for each in evidence(ss609, data(split(similar)))] == []
     fewer = evidence(ss609, data(split(table[: FEWEST_ROWS - 1])))
     assert [each.get("samples") for each in fewer] == [[6]]
 
@@ -126,6 +128,7 @@ def test_column_that_is_the_target_is_found_if_the_target_varies(rare):
     values = torch.zeros(60)
     values[:rare] = torch.randn(rare)
     table = torch.stack([torch.randn(60), values], 1)
+    table[::2, 0] = values[::2]  # half of them are not enough
     found = evidence(ss615, data(split(table, values)))
     assert found == ([{"columns": [1], "samples": 60}] if rare else [])
     assert evidence(ss615, data(split(table[:, None], values))) == []
@@ -188,6 +191,9 @@ def test_hidden_layers_are_an_error_if_one_has_a_gradient(severity):
     loop = SimpleNamespace(state=SimpleNamespace(model=model, optimizers=optimizers))
     (found,) = ss204.find(case(loop=loop))
     assert (found.evidence, found.severity) == ({"attributes": ["layers", "deep"]}, severity)
+    optimizers["b"] = torch.optim.SGD(model.layers[0].parameters(), 0.1)
+    (found,) = ss204.find(case(loop=loop))
+    assert (found.evidence, found.severity) == ({"attributes": ["deep"]}, "warning")
 
 
 @pytest.mark.parametrize(("taken", "is_found"), [(0, False), (10, True), (38, False), (40, False)])
