@@ -67,7 +67,7 @@ def test_fork_resumes_in_its_folder(tmp_path, first):
     assert Run(tmp_path / "second").config["from"]["step"] == 3
 
 
-@pytest.mark.parametrize("which", ["3", "last", "best", "folder"])
+@pytest.mark.parametrize("which", ["3", "best", "folder"])
 def test_same_command_resumes_a_fork_whatever_names_its_source(tmp_path, first, which):
     """In the folder are steps that were taken after it began."""
     step = 3 if which == "3" else 6
