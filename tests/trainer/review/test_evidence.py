@@ -200,7 +200,9 @@ def test_hidden_layers_are_an_error_if_one_has_a_gradient(severity):
 def test_last_rate_is_compared_with_that_of_the_last_planned_step(taken, is_found):
     plan = tiny.plan(max_steps=40, schedule={"name": "cosine", "warmup": 0}).plan
     state = SimpleNamespace(progress=Progress(40, taken, 0, 0, 0.0), plateau=PlateauState())
-    found = case(loop=SimpleNamespace(plan=plan, state=state, stopping=None), is_finished=True)
+    loop = SimpleNamespace(plan=plan, state=state, requests=SimpleNamespace(stopping=None))
+    loop.stopping = None
+    found = case(loop=loop, is_finished=True)
     found.task.schedule = None
     if not is_found:
         assert evidence(ss307, found) == []
