@@ -130,6 +130,13 @@ def test_items_are_due_at_the_step_that_crosses_a_multiple():
     ]
 
 
+def test_items_that_pass_within_the_shortest_time_are_counted():
+    trigger = PeriodicTrigger(parse_duration("10 items"), None, least_s=5)
+    assert not trigger.is_due(1, items=12, seconds=1)
+    assert not trigger.is_due(2, items=19, seconds=7)
+    assert trigger.is_due(3, items=20, seconds=8)
+
+
 def test_items_are_counted_from_the_progress_of_the_run():
     cadence = PeriodicTrigger(parse_duration("100 items"), 10, items=150)
     assert not cadence.is_due(0, 199, 0)

@@ -233,6 +233,18 @@ WITH_MLFLOW = replace(FACTS, extras=("mlflow",))
             *(5, "the val DataLoader's own"),
         ),
         ("batch_size", {}, SECOND, LOADED, 20, "the DataLoader's own, on each of 2 ranks"),
+        *(
+            ("data.num_workers", {}, replace(GPU, cpus=cpus), GIVEN, workers, "loading beside")
+            for cpus, workers in ((1, 1), (2, 1), (3, 2), (5, 4), (9, 4))
+        ),
+        *(
+            ("validation.weights", average, FACTS, VALIDATED, *found)
+            for average, found in (
+                ({}, ("raw", "there is no average")),
+                ({"average.kind": "ema"}, ("average", "the purpose of average.kind")),
+                ({"average.kind": "swa", "validation.weights": "raw"}, ("raw", "set in Python")),
+            )
+        ),
         ("data.shuffle", {}, FACTS, replace(GIVEN, order=sequential()), False, "the Task's"),
         ("data.shuffle", {}, FACTS, replace(GIVEN, order=shuffled()), True, "the Task's"),
         (
