@@ -16,6 +16,7 @@ from surestep.tuning.finish import (
     write_results,
 )
 from surestep.tuning.process import Ended
+from surestep.tuning.table import find_best
 from surestep.tuning.worker import WorkerOptions, best_rows
 from tests.tracking.test_study import ALL, make_run
 from tests.tuning.studies import make_rows, make_study
@@ -95,6 +96,19 @@ def test_best_trials_are_those_that_were_trained():
     again = replace(rows[0], number=2, run=None, same_as=0)
     best = best_rows([*rows, again], make_study(rows))
     assert sorted(row.number for row in best) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("ways", "best"), [(["max"], [1]), (["min"], [0]), (["max", "min"], [0, 1, 2, 5])]
+)
+def test_first_of_equal_trials_is_the_best_and_the_front_has_all_of_them(ways, best):
+    values = [(0.1, 1.0), (0.9, 3.0), (0.9, 3.0), (0.1, 2.0), (math.inf, 0.0), (0.5, 2.0)]
+    (row,) = make_rows(1)
+    rows = [
+        replace(row, number=number, state="finished", values=found[: len(ways)])
+        for number, found in enumerate(values)
+    ]
+    assert find_best(rows[::-1], [(f"m{at}", way) for at, way in enumerate(ways)])[::-1] == best
 
 
 def test_trial_that_ends_while_the_test_split_is_measured_keeps_its_checkpoints(tmp_path):

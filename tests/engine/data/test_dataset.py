@@ -37,6 +37,13 @@ def test_sample_of_a_subset_in_memory_is_that_of_its_index(make):
     assert values == [[4.0, -4.0], [1.0, -1.0]]
 
 
+def test_indices_of_subsets_in_memory_are_those_of_python():
+    nested = Subset(Subset(TensorDataset(torch.arange(10)), [-1, 4, 7, 0]), [-1, 0, -2, 1])
+    memory = in_memory(nested)
+    assert memory.index.tolist() == [0, 9, 7, 4]
+    assert [memory[at] for at in range(4)] == [nested[at] for at in range(4)]
+
+
 def test_dataset_subclass_with_its_own_getitem_is_not_sliced():
     class Doubled(TensorDataset):
         def __getitem__(self, index):

@@ -4,6 +4,7 @@ from surestep.base.errors import DataError
 from surestep.engine.data.lengths import EpochLengths, check_new_length
 from surestep.engine.data.samplers import sequential, shuffled, weighted
 from surestep.engine.plan.batching import BatchLayout
+from tests import tiny
 
 ONE = BatchLayout(20, 7, 7)
 
@@ -32,6 +33,20 @@ def test_lengths_are_saved_and_loaded():
     assert again.changes == {1: 30}
     again.load_state_dict({})
     assert again.changes == {}
+
+
+def test_epoch_with_another_length_is_reported_and_read_in_full():
+    samples, reported = [*zip(*tiny.data(20), strict=True)], []
+    loader = tiny.train_loader({"train": samples})
+    loader.report_length = lambda *given: reported.append(given)
+    ends = []
+    for epoch, count in enumerate((20, 20, 13, 27)):
+        samples[:] = zip(*tiny.data(count), strict=True)
+        batches = list(loader.batches(epoch))
+        ends.append((batches[-1].end, sum(batch.samples for batch in batches)))
+    assert ends == [(20, 20), (20, 20), (13, 13), (27, 27)]
+    assert reported == [(2, 20, 13), (3, 13, 27)]
+    assert [loader.count_positions(epoch) for epoch in range(5)] == [20, 20, 13, 27, 27]
 
 
 @pytest.mark.parametrize("order", [shuffled(), sequential()])

@@ -7,7 +7,7 @@ from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, Tenso
 
 from surestep.engine.data.dataset import in_memory
 from surestep.engine.data.sources import InMemory, MapStyleSource, batched_getter
-from surestep.engine.plan.batching import BatchLayout, epoch_permutation
+from surestep.engine.plan.batching import BatchLayout, epoch_permutation, positions_or_dummy
 from tests import tiny
 
 X, Y = tiny.data(11)
@@ -113,6 +113,11 @@ def test_rank_that_needs_the_full_batch_reads_all_shards_in_order():
     shares = [list(cut._replace(rank=rank).micro_batches(8, 16)) for rank in (0, 1)]
     assert shares == [[(8, 11), (11, 12)], [(12, 15), (15, 16)]]
     assert list(cut._replace(full=True).micro_batches(8, 16)) == shares[0] + shares[1]
+
+
+def test_rank_without_samples_reads_one_that_is_there():
+    ranges = [range(2, 4), range(5, 5), range(0, 0)]
+    assert list(map(positions_or_dummy, ranges)) == [range(2, 4), range(4, 5), range(1)]
 
 
 def test_drop_last_drops_the_smaller_batch_and_ends_the_epoch_before_it():

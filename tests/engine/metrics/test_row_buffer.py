@@ -32,6 +32,25 @@ def test_rows_are_the_same_in_memory_and_on_disk(limit):
     assert buffer.array("empty").shape == (10, 0)
 
 
+@pytest.mark.parametrize(
+    ("name", "rows", "why"),
+    [
+        ("number", torch.arange(3), ""),
+        ("new", torch.zeros(3, 2), ""),
+        ("half", torch.zeros(3, 2), ""),  # it is kept as fp32
+        ("number", torch.arange(2), "shape (2,) for 3 rows"),
+        ("number", torch.tensor(2), "shape () for 3 rows"),
+        ("half", torch.zeros(3, 4), "rows of shape (2,) in one batch and (4,) in another"),
+        ("number", torch.arange(3.0), "torch.int64 in one batch and torch.float32 in another"),
+        ("half", torch.zeros(3, 2).double(), "torch.float32 in one batch and torch.float64 in"),
+    ],
+)
+def test_rows_that_do_not_fit_are_named(name, rows, why):
+    found = filled(100).mismatch(name, rows, 3)
+    assert why in found
+    assert bool(found) == bool(why)
+
+
 def test_temporary_file_is_unlinked(tmp_path):
     buffer = filled(0, tmp_path)
     assert buffer.is_on_disk
