@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from surestep.engine.model.attribute_writes import AttributeWrites
+from surestep.engine.model.attribute_writes import AttributeWrites, Call
 from surestep.engine.model.attributes import ObjectSnapshot, preserve_attributes
 
 
@@ -121,7 +121,7 @@ def writes_of(net):
     writes = AttributeWrites({"model": net})
     before = writes.snapshot()
     net()
-    writes.find(before, [net])
+    writes.find(before, [Call(net)])
     return writes
 
 
@@ -130,10 +130,10 @@ def test_attributes_that_a_forward_changes_are_saved_and_loaded():
     writes = writes_of(net)
     assert [slot.path for slot in writes.slots] == ["model.calls", "model.inner.later"]
     assert [slot.path for slot in writes.dependent] == ["model.calls"]
-    writes.find(writes.snapshot(), [net])  # nothing more
+    writes.find(writes.snapshot(), [Call(net)])  # nothing more
     before = writes.snapshot()
     net()
-    writes.find(before, [net])  # the same again
+    writes.find(before, [Call(net)])  # the same again
     assert [slot.path for slot in writes.slots] == ["model.calls", "model.inner.later"]
     assert [slot.path for slot in writes.dependent] == ["model.calls"]
     saved = writes.state_dict()

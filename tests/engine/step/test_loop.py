@@ -166,7 +166,7 @@ def test_log_points_have_the_time_of_their_steps_and_the_part_that_waited_for_da
                 session.evaluate_checkpoint("val", "last")
     waits = [point.data_wait_s for point in points]
     assert waits == pytest.approx([800, 800, 400] * 2, abs=50)
-    assert session.loop.data_wait_s == pytest.approx(4000, abs=50)
+    assert session.loop.log.data_wait_s == pytest.approx(4000, abs=50)
     taken = [point.seconds for point in points]
     assert taken == pytest.approx([800, 10_800, 10_400, 10_800, 10_800, 10_400], abs=50)
 

@@ -140,7 +140,8 @@ def exact_loop(
             for first in range(start, end, micro_batch_size):
                 rows = slice(first - start, first - start + micro_batch_size)
                 torch.manual_seed(seed_of(f"model {seed} {step} {first}"))
-                loss = sum_loss(model(inputs[rows]), targets[rows])
+                # Copies, since the bits of a sum depend on the address at which a tensor starts.
+                loss = sum_loss(model(inputs[rows].clone()), targets[rows].clone())
                 (loss / (end - start)).backward()
                 loss_sum = loss_sum + loss.detach()
             clip_grad_norm_(model.parameters(), max_grad_norm)

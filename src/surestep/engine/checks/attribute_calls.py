@@ -46,9 +46,9 @@ def make_calls(checks: _Checks, micro: MicroBatch) -> list[Call]:
         return []
     transform = checks.loader.transform
     modes = (True,) if checks.loader.loss.is_in_training_only else (True, False)
-    calls: list[Call] = [partial(_call, checks, micro, training=mode) for mode in modes]
+    calls = [Call(partial(_call, checks, micro, training=mode)) for mode in modes]
     if transform is not None:
-        calls.append(partial(_transform, checks, transform, micro))
+        calls.append(Call(partial(_transform, checks, transform, micro), "batch_transform"))
     return calls
 
 

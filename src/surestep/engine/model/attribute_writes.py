@@ -7,7 +7,7 @@ step, in train mode.
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,7 +33,13 @@ _COLLECTIONS: dict[str, type[Any]] = {kind.__name__: kind for kind in (list, dic
 _LEAVES = (bool, int, float, str, type(None))
 _NUMBERS = (int, float)
 _MOST_CALLS = 32  # of the model, to distinguish the attributes of different objects
-Call = Callable[[], list[Tensor]]  # of what a step calls
+
+
+class Call(NamedTuple):
+    """A call of what a step calls, with its own random numbers; it returns all tensors."""
+
+    function: Callable[[], list[Tensor]]
+    root: str = ""  # of the paths of the only attributes on which what is called may depend
 
 
 class AttributeWrites:
@@ -134,11 +140,13 @@ class AttributeWrites:
             before.select(slots).restore()
             try:
                 with preserve_attributes(*self.codes.values()):
-                    return call()
+                    return call.function()
             finally:
                 after.restore()
 
         for call in calls:
+            if not any(slot.path.startswith(call.root) for slot in changed):
+                continue
             try:
                 expected = call_from([], call)
                 if _are_equal(call_from(changed, call), expected):
