@@ -128,9 +128,7 @@ def _is_evaluation(trace: Trace, event: Event, output: Call) -> bool:
 
 
 def _stays_in_train_mode(trace: Trace, event: Event, model: Value) -> bool:
-    is_new = all(
-        isinstance(one, Instance) or is_made_by(one, *_MODULES) for one in options_of(model)
-    )
+    is_new = all(isinstance(v, Instance) or is_made_by(v, *_MODULES) for v in options_of(model))
     at = trace.index(event)
     is_switched = any(trace.index(s.event) < at for s in find_switches(trace, model))
     return is_new and is_made_in(trace, model) and not is_switched

@@ -144,9 +144,7 @@ def _has_state(optimizer: Call) -> bool:
 
 def _overlaps(receiver: Value, value: Value) -> bool:
     """Return whether a receiver may be an object, or hold it: a module holds no optimizer."""
-    return any(
-        one is value or not (isinstance(one, Call) or is_model(one)) for one in options_of(receiver)
-    )
+    return any(v is value or not (isinstance(v, Call) or is_model(v)) for v in options_of(receiver))
 
 
 def _may_restore(call: Call, value: Value) -> bool:
