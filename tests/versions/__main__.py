@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,12 +21,12 @@ from tests.versions import names
 from tests.versions.checks import CHECKS, CheckError, Place, clear, run_laws, run_some_watch_tests
 
 CACHE = Path.home() / ".cache" / "surestep-versions"
-PACKAGES = (
-    *("numpy", "safetensors", "pydantic", "tyro", "docstring-parser", "rich", "tqdm"),
-    *("scikit-learn", "pytest", "pytest-xdist"),
-)
+PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))[
+    "project"
+]
+PACKAGES = (*PROJECT["dependencies"], "scikit-learn", "pytest", "pytest-xdist")
 CI_S = 90.0
-INSTALLED = "installed"  # a file that is written last
+INSTALLED = "installed"  # a file that is written last, with the packages
 
 
 def install(folder: Path, release: str, python: str, end: float | None = None) -> Path:
@@ -37,15 +38,17 @@ def install(folder: Path, release: str, python: str, end: float | None = None) -
     """
     home = folder / f"torch-{release}"
     own = home / "bin" / "python"
-    if not (home / INSTALLED).exists():
+    installed, wanted = home / INSTALLED, "\n".join(PACKAGES)
+    if not installed.exists():
         clear(home)
         subprocess.run([python, "-m", "venv", "--without-pip", home], check=True)
+    if not installed.exists() or installed.read_text("utf-8") != wanted:
         # Without byte code, which takes a third of the time.
         pip = [sys.executable, "-m", "pip", "--python", own, "install", "-q", "--no-compile"]
         left = None if end is None else max(end - time.monotonic(), 0.1)
         command = [*pip, f"torch=={release}", *PACKAGES]
         subprocess.run(command, check=True, capture_output=True, timeout=left)
-        (home / INSTALLED).touch()
+        installed.write_text(wanted, encoding="utf-8")
     return own
 
 

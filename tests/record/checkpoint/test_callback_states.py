@@ -64,11 +64,11 @@ def test_callback_tensors_round_trip_from_any_device(tmp_path, dtype):
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")
-@pytest.mark.parametrize("layout", ["coo", "twice", "csr", "csc", "bsr", "bsc"])
+@pytest.mark.parametrize("layout", ["list", "twice", "csr", "csc", "bsr", "bsc"])
 def test_sparse_callback_tensors_round_trip(tmp_path, layout):
     dense = torch.tensor([[0.0, 2.0, 0.0, 0.0], [3.0, 0.0, 0.0, 4.0]])
     make = {
-        "coo": dense.to_sparse,
+        "list": dense.to_sparse,
         "twice": lambda: torch.sparse_coo_tensor([[0, 0, 1], [1, 1, 3]], [1.0, 1.0, 4.0], (2, 4)),
         "csr": dense.to_sparse_csr,
         "csc": dense.to_sparse_csc,
