@@ -1,10 +1,13 @@
 """What evaluations, saves and the end of your own loop leave in the state and the run folder."""
 
+import time
+
 import pytest
 import torch
 
 import surestep
 from surestep.base.errors import NonFiniteError
+from surestep.record.checkpoint import writer
 from tests import tiny
 
 X, Y = tiny.data()
@@ -26,7 +29,16 @@ def events(run, kind):
     return [event for event in run.events() if event["event"] == kind]
 
 
-def test_step_is_evaluated_once_for_the_best_metric_and_its_checkpoint_has_the_metrics(tmp_path):
+def test_step_is_evaluated_once_for_the_best_metric_and_its_checkpoint_has_the_metrics(
+    tmp_path, monkeypatch
+):
+    write = writer.write_checkpoint
+
+    def write_slowly(*args, **kwargs):
+        time.sleep(0.02)  # longer than a step
+        return write(*args, **kwargs)
+
+    monkeypatch.setattr(writer, "write_checkpoint", write_slowly)
     seen, task = Seen(), tiny.task(val=tiny.data(5, seed=1))
     session = surestep.prepare(task, tiny.config(), run=tmp_path / "r", callbacks=[seen])
     with session:

@@ -101,6 +101,7 @@ class Evaluations:
     def evaluate_checkpoint(self, split: str, which: Which) -> Metrics:
         """Evaluate all of a split with the weights of a checkpoint."""
         self._evaluator.check(split)
+        self._saving.collect(wait=True)  # the checkpoint may still be written
         using = self._evaluator.using_checkpoint(self._recorder.run, which)
         began = time.perf_counter()
         with self._loop.log.pause_clock(), using as saved:
@@ -112,6 +113,8 @@ class Evaluations:
 
     def predict(self, split: str, which: Which | None, mc_dropout: int | None) -> Predictions:
         """Predict every sample of one split."""
+        if which is not None:
+            self._saving.collect(wait=True)
         with self._loop.log.pause_clock():
             if which is not None:
                 with self._evaluator.using_checkpoint(self._recorder.run, which):
