@@ -290,6 +290,22 @@ def test_save_or_evaluation_requested_in_an_undone_step_is_undone(folder, usual,
     assert steps_of(session) == steps_of(usual)
 
 
+def test_evaluation_and_save_that_end_with_the_undone_step_are_not_made(folder):
+    """The request reads the loss within the step, which is undone before these are due."""
+
+    class SaveAtHighLoss(surestep.Callback):
+        def on_step(self, state, result):
+            return surestep.Request.SAVE if float(result.loss) > 100 else None
+
+    own = {"validation": {"every": "71 steps"}, "checkpoint": {"every": "71 steps"}}
+    options, callbacks = OPTIONS | own, [SaveAtHighLoss()]
+    with session_of(task_of(), folder(), callbacks=callbacks, **options) as session:
+        fit(session)
+    assert [event["step"] for event in events_of(session, "rollback")] == [0]
+    assert [event["step"] for event in events_of(session, "evaluation")] == [71, STEPS]
+    assert [event["step"] for event in events_of(session, "checkpoint")] == [0, 71, STEPS]
+
+
 def test_spike_without_an_earlier_checkpoint_is_reported_and_training_continues(folder):
     with session_of(task_of(), folder(), **OPTIONS) as session:
         steps = session.steps()

@@ -12,7 +12,7 @@ from surestep.engine.data.failures import explain_target
 from surestep.engine.data.stream_loader import StreamLoader
 from surestep.engine.model.forward_errors import explain_single
 from surestep.engine.plan.plan import Plan
-from surestep.engine.state.state import Progress, State
+from surestep.engine.state.state import State
 from surestep.engine.step.callback import Callback, Reply, Request, Rollback, Stop
 from surestep.engine.step.gc import manual_gc
 from surestep.engine.step.part import Parts
@@ -96,7 +96,7 @@ class Loop:
                         collect(2 if ends else 1)
                         self.run_requests()
                     if is_fit:
-                        self._call_between(result, place)
+                        self._call_between(result)
                     if state.progress.step != result.step:
                         break  # the run was rolled back
                     yield result
@@ -111,9 +111,9 @@ class Loop:
                     if place.position:  # this epoch has no more batches
                         self.state.progress = place._replace(epoch=place.epoch + 1, position=0)
 
-    def _call_between(self, result: StepResult, place: Progress) -> None:
+    def _call_between(self, result: StepResult) -> None:
         for hook in self.parts.hooks("on_between"):
-            if self.state.progress is place:  # the run was not rolled back
+            if self.state.progress.step == result.step:  # the run was not rolled back
                 hook(self.state, result)
 
     def step(self, batch: Batch) -> StepResult:
