@@ -259,6 +259,15 @@ def test_requested_save_contains_the_evaluation_of_its_step(tmp_path, moment):
     assert vars(rest.state.best) == vars(session.state.best)
 
 
+def test_save_requested_by_the_evaluation_before_the_first_step_is_of_step_0(tmp_path):
+    options = {"validation": {"on_start": True}, "checkpoint": {"keep_best": 0}}
+    task, config = tiny.task(val=tiny.data(3)), tiny.config(**options)
+    asks = asks_to_save("on_evaluate", 0)
+    run = surestep.Trainer(task, config, run=tmp_path, callbacks=[asks]).fit()
+    steps = [e["step"] for e in run.events() if e["event"] == "checkpoint"]
+    assert steps == [0, run.last.step]
+
+
 def test_metric_of_a_collection_can_be_the_monitor(tmp_path):
     import torchmetrics
 

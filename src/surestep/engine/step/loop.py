@@ -196,6 +196,7 @@ class Loop:
                 self.world.exchange(())
                 self.requests.apply_agreed()
             self.run_requests()
+            self.run_requests()  # what an evaluation before the first step requested
 
     def react(self, reply: Reply) -> None:
         """Do what a part returned: show a notice or load a checkpoint now, the rest after the step.
