@@ -268,6 +268,25 @@ def test_save_requested_by_the_evaluation_before_the_first_step_is_of_step_0(tmp
     assert steps == [0, run.last.step]
 
 
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_early_stop_is_the_reason_even_if_a_callback_stops_at_the_same_step(tmp_path, is_resumed):
+    class Stops(surestep.Callback):
+        def on_start(self, state):
+            return surestep.Request.STOP if state.progress.step == 6 else None
+
+        def on_evaluate(self, state, metrics):
+            return self.on_start(state)
+
+    options = {"epochs": 4, "validation": SCORE, "early_stop": {"patience": 1}}
+    if is_resumed:
+        with tiny.prepare(tmp_path, scored([0.5, 0.4]), **options) as session:
+            tiny.evaluate_twice(session)
+    task, config = tiny.task(**scored([0.5, 0.4])), tiny.config(**options)
+    run = surestep.Trainer(task, config, run=tmp_path, callbacks=[Stops()]).fit()
+    assert run.status["step"] == 6
+    assert run.status["reason"].startswith("early stop: val/score did not improve on 0.5")
+
+
 def test_metric_of_a_collection_can_be_the_monitor(tmp_path):
     import torchmetrics
 

@@ -85,7 +85,6 @@ def list_parts(
         session.incidents,
         # An evaluation comes before the save of its step, which then has the metrics.
         ScheduledEvaluation(session),
-        EarlyStopping(session),
     ]
     if plan.compile != "off":
         parts.append(_notices("recompilation", recompile_counter()))
@@ -94,8 +93,8 @@ def list_parts(
         parts.append(SpikeWatch(session, recorder))
     # Callbacks of users see what is recorded, and hold up nothing before them.
     parts += callbacks
-    # Last what saves, measures or copies a step with all that callbacks did in it.
-    parts.append(ScheduledSaving(session))
+    # Last what saves, ends, measures or copies a step with all that callbacks did in it.
+    parts += [ScheduledSaving(session), EarlyStopping(session)]
     if trains and plan.profile is not None:
         parts.append(Profile(plan.profile, session.run.path / "profile", loop))
     if trains and plan.logging_histograms is not None:
