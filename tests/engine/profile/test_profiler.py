@@ -12,7 +12,8 @@ import surestep
 from surestep.base.errors import ConfigError
 from surestep.engine.profile import profiler
 from surestep.engine.profile.profiler import peak_flops
-from surestep.engine.step import loop, step_log
+from surestep.engine.step import loop, part, step_log
+from surestep.trainer.fit import fit
 from tests import tiny
 from tests.parts import add_part
 
@@ -82,6 +83,23 @@ def test_callback_with_an_attribute_label_is_listed_by_its_class(tmp_path):
         list(session.steps())
     text = (session.run.path / "profile" / "operations-2-3.txt").read_text()
     assert re.search(r"^Looks +[\d.]+ +[\d.]+%$", text, re.MULTILINE)
+
+
+def test_time_of_a_part_does_not_include_the_parts_that_it_calls(tmp_path, monkeypatch):
+    now = 0.0
+
+    class TakesLong(surestep.Callback):
+        def on_evaluate(self, state, metrics):
+            nonlocal now
+            now += 5.0
+
+    monkeypatch.setattr(part, "time", SimpleNamespace(perf_counter=lambda: now))
+    with tiny.prepare(tmp_path, {"val": tiny.data(3)}, max_steps=3) as session:
+        add_part(session, TakesLong())
+        seconds, _ = session.loop.parts.time()
+        fit(session)
+    assert seconds["TakesLong"] == 5.0
+    assert seconds["ScheduledEvaluation"] == 0.0
 
 
 def test_profiled_run_is_bitwise_identical_to_an_unprofiled_run(tmp_path):

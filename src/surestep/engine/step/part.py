@@ -182,23 +182,26 @@ class Parts:
         return next(filter(None, found), None)
 
     def time(self) -> tuple[dict[str, float], Callable[[], None]]:
-        """Measure how long each part takes from now on.
+        """Measure how long each part takes from now on, without the parts that it calls.
 
         Returns:
             The seconds by part, which are updated, and a function that ends the measurement.
         """
         seconds: dict[str, float] = {}
-        before = self._moments
+        before, called_s = self._moments, 0.0  # of the parts that the current one called
 
         def timed(part: Callback, hook: Callable[..., Any]) -> Callable[..., Any]:
             label = part.label if isinstance(part, Functions) else type(part).__name__
 
             def call(*args: Any) -> Any:
-                started = time.perf_counter()
+                nonlocal called_s
+                started, outer_s, called_s = time.perf_counter(), called_s, 0.0
                 try:
                     return hook(*args)
                 finally:
-                    seconds[label] = seconds.get(label, 0.0) + time.perf_counter() - started
+                    took_s = time.perf_counter() - started
+                    seconds[label] = seconds.get(label, 0.0) + took_s - called_s
+                    called_s = outer_s + took_s
 
             return call
 
