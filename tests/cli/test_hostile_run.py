@@ -14,6 +14,7 @@ COMMANDS = {
     "train": ("train", "{recipe}", "--run", "r", "--data.shuffle", "False"),
     "replay": ("replay", f"r/{INCIDENT}"),
     "diagnose": ("diagnose", "r"),
+    "plot": ("plot", "r"),
     "track": ("track", "replay", "r", "--to", "tensorboard"),
     "ckpt list": ("ckpt", "list", "r"),
     "ckpt verify": ("ckpt", "verify", "r"),
@@ -23,7 +24,7 @@ COMMANDS = {
 READ_BY = {
     "config.json": ("evaluate", "predict", "resume", "train", "replay", "diagnose", "track"),
     "status.json": ("evaluate", "ckpt export", "ckpt list", "ckpt diff", "diagnose"),
-    "events.jsonl": ("resume", "train", "diagnose", "track"),
+    "events.jsonl": ("resume", "train", "diagnose", "plot", "track"),
     "signature.json": ("diagnose",),
     "plan.json": ("ckpt list", "track"),
     "environment.json": ("track",),

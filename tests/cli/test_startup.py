@@ -65,7 +65,7 @@ READING = [
     *(["ckpt", "verify", "r"], ["ckpt", "verify", "r@best"]),
     *(["schedules"], ["schedules", "cosine"], ["runs", "."]),
     *(["explain"], ["explain", "SS101"], ["explain", "--json"]),
-    *(["diagnose", "r"], ["diagnose", "r", "--json"]),
+    *(["diagnose", "r"], ["diagnose", "r", "--json"], ["plot", "r"]),
 ]
 WRONG = [
     (["trian", "digits"], "Did you mean 'train' or 'track'?"),

@@ -56,7 +56,13 @@ print(json.dumps((answers, errors)))
 WORKING = [
     *(["check", "script.py"], ["check", "--fix", "script.py"], ["explain", "SS101"]),
     *(["docs", "doctor"], ["schedules", "cosine"], ["completion", "bash"], ["--version"]),
-    *(["runs", "."], ["ckpt", "list", "r"], ["ckpt", "verify", "r"], ["diagnose", "r"]),
+    *(
+        ["runs", "."],
+        ["ckpt", "list", "r"],
+        ["ckpt", "verify", "r"],
+        ["diagnose", "r"],
+        ["plot", "r"],
+    ),
     ["mirror", "fetch", "HERE/r", "copy"],
 ]
 FAILING = [

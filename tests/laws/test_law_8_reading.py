@@ -39,6 +39,8 @@ COMMANDS = {
     "diff": ("ckpt", "diff", "run@3", "run@6"),
     "runs": ("runs", "."),
     "diagnose": ("diagnose", "run"),
+    "plot": ("plot", "run"),
+    "plot a mirror": ("plot", "file://{here}/run"),
     "diagnose a mirror": ("diagnose", "file://{here}/run"),
     "fetch": ("mirror", "fetch", "file://{here}/run", "here"),
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from textwrap import wrap
@@ -15,6 +14,7 @@ import tyro
 from surestep.base.errors import RunError
 from surestep.base.paths import is_address
 from surestep.base.text import one_line, print_escaped, print_json
+from surestep.cli.open_run import open_run
 from surestep.cli.parse import command
 from surestep.doctor.curves.causes import list_causes
 from surestep.doctor.curves.name import name_curve
@@ -46,27 +46,13 @@ def run(
         json: Print the result as JSON.
     """
     name = str(newest_run(_RUNS)) if folder is None else folder
-    with _open_run(name) as opened:
+    with open_run(name) as opened:
         result = _diagnose(opened, name)
     if json:
         print_json(dumps(result, indent=1))
     else:
         print_escaped("\n".join(_format(result)))
     return 0
-
-
-@contextmanager
-def _open_run(name: str) -> Iterator[Run]:
-    """Yield a run; of one in a mirror, its records are read into a temporary folder."""
-    if not is_address(name):
-        yield Run(Path(name))
-        return
-    from surestep.cli.mirrored import open_mirrored  # takes long to import
-    from surestep.mirror.outline import write_records
-
-    with open_mirrored(name) as mirrored:
-        write_records(mirrored.store, mirrored.run.path)
-        yield mirrored.run
 
 
 def _diagnose(opened: Run, name: str) -> dict[str, Any]:

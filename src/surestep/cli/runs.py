@@ -1,9 +1,11 @@
 """`surestep runs`."""
 
 import csv
+import io
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import asdict, fields
 from fnmatch import fnmatch
 from pathlib import Path
@@ -16,6 +18,7 @@ from surestep.base.exit_codes import FAILED
 from surestep.base.paths import require_local_path
 from surestep.base.text import format_bytes, format_count, one_line, print_escaped, print_json
 from surestep.cli import output as show
+from surestep.cli.follow import follow as follow_changes
 from surestep.cli.parse import command
 from surestep.record.checkpoint_ref import is_run
 from surestep.record.delete_run import delete_run
@@ -37,6 +40,7 @@ def run(
     recipe: str = "*",
     metric: str = "*",
     delete: str = "",
+    follow: bool = False,
     csv: bool = False,
     json: bool = False,
 ) -> int:
@@ -51,12 +55,15 @@ def run(
         metric: Only runs with this validation.metric, such as val/loss.
         delete: Delete the runs whose folder matches this pattern, of those that the other options
             select. It lists them and asks first. A run that is in use is not deleted.
+        follow: Print the list again each second, until Ctrl-C.
         csv: Print the list as CSV; of a run, its history: a line for each step.
         json: Print the list as JSON.
     """
     place = require_local_path(folder)
-    if bool(delete) + csv + json > 1:
-        raise ConfigError("--delete, --csv and --json exclude each other. Pass one of them.")
+    if bool(delete) + follow + csv + json > 1:
+        raise ConfigError(
+            "--delete, --follow, --csv and --json exclude each other. Pass one of them."
+        )
     if csv and is_run(place):
         if (sort, state, name, recipe, metric) != ("age", (), "*", "*", "*"):
             raise ConfigError(
@@ -66,9 +73,14 @@ def run(
         history = Run(place).history()
         _print_csv(history, history.rows())
         return 0
-    chosen: Sequence[RunSummary] = runs(
-        place, sort=sort, state=state, name=name, recipe=recipe, metric=metric
-    )
+
+    def choose() -> Sequence[RunSummary]:
+        return runs(place, sort=sort, state=state, name=name, recipe=recipe, metric=metric)
+
+    if follow:
+        follow_changes(lambda: _format_table(folder, choose()), time.monotonic, lambda: False)
+        return 0
+    chosen = choose()
     if delete:
         return _delete([run for run in chosen if fnmatch(run.name, delete)], place)
     if json:
@@ -104,6 +116,13 @@ def _print_table(folder: str, chosen: Sequence[RunSummary]) -> None:
     size = format_bytes(sum(run.bytes for run in chosen))
     title = f"{folder}: {format_count(len(chosen), 'run')}, {size}"
     show.print_table(title, _COLUMNS, map(_row, chosen))
+
+
+def _format_table(folder: str, chosen: Sequence[RunSummary]) -> str:
+    text = io.StringIO()
+    with redirect_stdout(text):
+        _print_table(folder, chosen)
+    return text.getvalue()
 
 
 def _delete(chosen: Sequence[RunSummary], folder: Path) -> int:
