@@ -1,0 +1,15 @@
+# expect: nothing
+import torch
+from torch.optim.lr_scheduler import StepLR
+
+encoder, head = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)
+optimizer_a = torch.optim.SGD(encoder.parameters(), lr=0.1)
+optimizer_b = torch.optim.SGD(head.parameters(), lr=0.1)
+scheduler = StepLR(optimizer_a, 2)
+encoder.bias.register_post_accumulate_grad_hook(lambda _: optimizer_a.step())
+for _ in range(5):
+    encoder.zero_grad()
+    head.zero_grad()
+    head(encoder(torch.randn(8, 4))).pow(2).mean().backward()
+    optimizer_b.step()
+    scheduler.step()
