@@ -184,7 +184,7 @@ def _may_step(call: Call, optimizer: Call) -> bool:
     stepped = call.argument(0, "optimizer") if is_scaler(call.receiver) else call.receiver
     options = [] if is_scheduler(stepped) else options_of(stepped)
     # The same expression may make it in another trace, or in another call of a function.
-    return any(may_be_same(o, optimizer) or o.node is optimizer.node for o in options)
+    return any(may_be_same(v, optimizer) or v.node is optimizer.node for v in options)
 
 
 def _is_from(value: Value | None, optimizer: Call) -> bool:
