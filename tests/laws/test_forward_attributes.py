@@ -308,6 +308,7 @@ def test_compiled_run_that_is_resumed_equals_the_plain_script(folder, monkeypatc
     # A backend without code of its own, so that each bit is that of the plain script.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     monkeypatch.setitem(OPTIONS, "compile", "default")
+    torch.compiler.reset()  # another test may have compiled the same code
     graphs = torch._dynamo.utils.counters["stats"]
     before = graphs["unique_graphs"]
     check_resumed(folder, kind)

@@ -55,17 +55,16 @@ class Attempt:
     def _train(self, shared: mmap.mmap, pipe: int) -> None:
         if self.broken is not None:
             BREAKAGES[self.broken]()
-        own = SpikeWatch._roll_back
+        own = SpikeWatch._go_back
 
-        def roll_back(watch: SpikeWatch, *args: Any) -> str:
+        def go_back(watch: SpikeWatch, *args: Any) -> None:
             os.write(pipe, b"spike\n")
-            answer = own(watch, *args)
+            own(watch, *args)
             os.write(pipe, b"back\n")
             if self.waits:
                 signal.pause()
-            return answer
 
-        SpikeWatch._roll_back = roll_back  # type: ignore[method-assign]
+        SpikeWatch._go_back = go_back  # type: ignore[method-assign]
         with self._prepare() as session:
             fit(session)
             result = outcome(session)
