@@ -18,7 +18,7 @@ from surestep.engine.task.task import Task
 from surestep.trainer.trackers import check_trackers
 
 
-def check_main_guard() -> None:
+def _check_main_guard() -> None:
     """Check that this is not a process of multiprocessing that imports the script."""
     if getattr(current_process(), "_inheriting", False):
         raise ConfigError(
@@ -29,7 +29,7 @@ def check_main_guard() -> None:
 
 
 def check_arguments(task: Any, config: Any, run: Any, callbacks: Any, trackers: Any) -> None:
-    """Check the types of the arguments, and that each hook of a callback exists."""
+    """Check the types of the arguments, each hook of a callback, and that training may start."""
     check_trackers(trackers)
     if not isinstance(task, Task):
         hint = "Pass surestep.Task(model=net, loss=..., train=(x, y))."
@@ -56,6 +56,7 @@ def check_arguments(task: Any, config: Any, run: Any, callbacks: Any, trackers: 
                 "Derive your class from it, and pass an object: callbacks=[MyCallback()]."
             )
         check_hooks(callback)
+    _check_main_guard()
 
 
 def plugin_callbacks(plan: Plan) -> list[Callback]:

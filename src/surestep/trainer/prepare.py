@@ -15,7 +15,6 @@ from surestep.config.config import Config, argument_instead
 from surestep.engine.data.stream_loader import StreamLoader
 from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.distributed.hang_monitor import GroupTimeouts
-from surestep.engine.distributed.launcher_env import LaunchInfo
 from surestep.engine.distributed.process_group import join_process_group
 from surestep.engine.distributed.rank_status import RankStatus
 from surestep.engine.model.precision import torch_settings
@@ -29,7 +28,7 @@ from surestep.record.pretrained import load_init_weights
 from surestep.record.progress_display import open_progress
 from surestep.record.run_writer import RunWriter
 from surestep.tracking.tracker import Tracker
-from surestep.trainer.arguments import check_arguments, check_main_guard, plugin_callbacks
+from surestep.trainer.arguments import check_arguments, plugin_callbacks
 from surestep.trainer.best_metric import measure_on, reset_best
 from surestep.trainer.build import BuiltLoop, build
 from surestep.trainer.config_diff import may_change_data
@@ -104,21 +103,18 @@ def prepare(
     """
     start_time, origin, start = time.monotonic(), origin or TaskOrigin(), working_directory()
     check_arguments(task, config, run, callbacks, trackers)
-    check_main_guard()
     check_resume_arguments(resume, allow, from_)
     config, folder = resolve_address(config, run)
     opened, noting = Opened(), NotChecked()
     try:
         planned = plan_task(task, config, origin=origin)
-        plan, launched = planned.plan, planned.system.launched
-        check_restarts(launched, folder)
-        world = opened.join_ranks(plan, launched)
-        check_same_setup(world, origin, planned)
+        plan = planned.plan
+        check_restarts(planned.system.launched, folder)
+        world = opened.join_ranks(planned, origin)
         recorder = opened.open_folder(folder, start, origin, plan)
         parent = from_ and str(fix_path(Path(from_), start))
-        decision = broadcast_resume_decision(
-            world, lambda: decide_resume(recorder, origin, planned, resume, allow, parent)
-        )
+        decide = partial(decide_resume, recorder, origin, planned, resume, allow, parent)
+        decision = broadcast_resume_decision(world, decide)
         senders = TrackerThreads(plan, trackers, planned.model, world, decision, recorder)
         callbacks = [*callbacks, *plugin_callbacks(plan)]
         with world.explain_errors():
@@ -133,9 +129,8 @@ def prepare(
             session.checks.check_data(decision.identity, is_resumed=decision.checkpoint is not None)
             if decision.resets_best:
                 session.save()  # with the new best; and the other run may delete its checkpoint
-        senders.start()
-        for mirror in opened.mirrors:
-            mirror.start()
+        for begin in (senders.start, *(mirror.start for mirror in opened.mirrors)):
+            begin()
         attach_signals(opened.signals, session)
         session.list_not_checked(noting.notes)
         return session
@@ -166,12 +161,14 @@ class Opened:
         self.recorder: RunWriter | None = None
         self.signals = stop_before_first_step()
 
-    def join_ranks(self, plan: Plan, launched: LaunchInfo) -> Communicator:
-        """Choose the device, which NCCL uses, and join the process group."""
+    def join_ranks(self, planned: PreparedTask, origin: TaskOrigin) -> Communicator:
+        """Choose the device, which NCCL uses, join the process group, and compare the ranks."""
+        plan, launched = planned.plan, planned.system.launched
         self.settings.enter_context(torch_settings(plan))
         timeouts = GroupTimeouts(plan.parallel_start_timeout_s, plan.parallel_timeout_s)
         joined = join_process_group(launched, backend=plan.parallel_backend, timeouts=timeouts)
         self.world = self.settings.enter_context(joined)
+        check_same_setup(self.world, origin, planned)
         return self.world
 
     def open_folder(
