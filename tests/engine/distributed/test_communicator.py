@@ -41,6 +41,8 @@ def test_summary_without_a_request_sets_only_the_shared_time():
     world.exchange = pytest.fail
     assert world.summarize() == (0.0, 0.0)
     world.agree_by(0.0, 2.5)
+    world.agree_by(0.0, 2.4)  # rounded, after an exchange that did not round: it never goes back
+    assert world.seconds == 2.5
     assert (world.seconds, world.agreed) == (2.5, set())
 
 

@@ -111,7 +111,7 @@ class Communicator:
         if requests:
             self.exchange(())
         else:
-            self._seconds = seconds
+            self._seconds = max(self._seconds, seconds)  # an exchange does not round its clock
 
     def _read_clock(self) -> float:
         """Return the seconds since the start on rank 0, 0 on the others."""
