@@ -59,12 +59,12 @@ def list_parts(
     world, state, trains = loop.world, loop.state, not session.finished
     parts: list[Callback] = [
         # First what finds that the steps trained something else: nothing may record or save them.
-        Functions("unfreezing check", on_log=built.check_requires_grad),
-        Functions("trained tensors", on_log=built.leaves.repeat),
-        built.writes,
+        Functions("unfreezing check", on_log=built.check_requires_grad),  # each rank its own model
+        Functions("trained tensors", on_log=built.leaves.repeat),  # each rank its own graph
+        built.writes,  # before others read what the forwards changed; the ranks compare it
         Functions("late generators", on_first_step=lambda state: built.seed_late_generators()),
         # What ends or explains a step. All ranks pause together.
-        ExplainMemory(recorder, plan),
+        ExplainMemory(recorder, plan),  # the rank that ran out
     ]
     if plan.max_time is not None:
         parts.append(Deadline(start_time + plan.max_time.amount * 60, loop.requests.ask))
@@ -77,21 +77,21 @@ def list_parts(
         parts.append(LayerNormMeter(state, loop.context.strategy, loop.log.may_be_due_after))
     parts += [
         # What the steps did is recorded before anything acts on it.
-        session.timed,
-        session.checks,
-        RecordSteps(recorder, loop),
-        session.saving,
-        display,
-        session.incidents,
+        session.timed,  # each rank its own steps; the first one reports them
+        session.checks,  # the first rank; its findings are printed before the line of the steps
+        RecordSteps(recorder, loop),  # the first rank
+        session.saving,  # what is on the disk now: all ranks learn of it together
+        display,  # the first rank, after what it shows is recorded
+        session.incidents,  # all ranks, before a step that was not finite is acted on
         # An evaluation comes before the save of its step, which then has the metrics.
-        ScheduledEvaluation(session),
+        ScheduledEvaluation(session),  # all ranks, each a share
     ]
     if plan.compile != "off":
         parts.append(_notices("recompilation", recompile_counter()))
-    parts += [_notices(type(sender).__name__, sender.notice) for sender in senders]
+    parts += [_notices(type(sender).__name__, sender.notice) for sender in senders]  # first rank
     if trains and plan.on_spike != "off":  # after the records, since it may undo the steps
         parts.append(SpikeWatch(session, recorder))
-    # Callbacks of users see what is recorded, and hold up nothing before them.
+    # Callbacks of users, on each rank, see what is recorded and hold up nothing before them.
     parts += callbacks
     # Last what saves, ends, measures or copies a step with all that callbacks did in it.
     parts += [ScheduledSaving(session), EarlyStopping(session)]
