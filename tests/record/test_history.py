@@ -215,3 +215,10 @@ def test_pandas_that_is_missing_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pandas", None)
     with pytest.raises(surestep.errors.ConfigError, match="pip install pandas"):
         tiny.fit(tmp_path).history().to_pandas()
+
+
+def test_values_beyond_the_losses_of_a_log_point_move_no_later_value():
+    history = history_of(
+        steps(1, [1.0], grad_norm=[0.5, 9.0, 9.0]), steps(2, [2.0], grad_norm=[0.25])
+    )
+    assert history["grad_norm"].tolist() == [0.5, 0.25]

@@ -125,9 +125,7 @@ class _Reader:
 
     def __init__(self) -> None:
         self.trained: list[int] = []  # the steps
-        self.dense: dict[
-            str, list[Any]
-        ] = {}  # a value for each of these; those at the end may lack
+        self.dense: dict[str, list[Any]] = {}  # their values; those at the end may lack
         self.sparse: defaultdict[str, _Sparse] = defaultdict(lambda: _Sparse([], []))
         self.evaluations: dict[int, dict[str, float]] = {}
         self.final: list[FinalResult] = []
@@ -145,7 +143,7 @@ class _Reader:
         for name, values in (own | logged).items():
             column = self.dense.setdefault(name, [])
             column.extend([None] * (before - len(column)))
-            column.extend(values)
+            column.extend(values[:count])
         rates = {f"lr/{name}": rate for name, rate in event.get("group_lr", {}).items()}
         for name, value in {"time": event["time"], **rates}.items():
             self.sparse[name].steps.append(self.trained[-1])
