@@ -19,7 +19,7 @@ from surestep.cli.follow import follow as follow_changes
 from surestep.cli.open_run import open_run
 from surestep.cli.parse import command
 from surestep.record.run import Run
-from surestep.record.runs import newest_run, summarize
+from surestep.record.runs import newest_run, state_of
 
 if TYPE_CHECKING:
     from surestep.record.history import History
@@ -90,7 +90,7 @@ def _stamp(runs: Mapping[str, Run]) -> tuple[float, ...]:
 
 
 def _are_over(runs: Mapping[str, Run]) -> bool:
-    return all(summarize(one.path).state != "running" for one in runs.values())
+    return all(state_of(one.path, one.status) != "running" for one in runs.values())
 
 
 def _check(histories: dict[str, History], columns: tuple[str, ...]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -176,22 +175,17 @@ def _describe(curve: Curve, symbol: str, color: int | None, *, log: bool) -> str
     if color is not None:
         mark = f"\x1b[38;5;{color}m{mark}\x1b[0m"
     parts = []
-    if is_finite.any():
-        low, high = (
-            int(pick(np.where(is_finite, values, fill)))
-            for pick, fill in ((np.argmin, math.inf), (np.argmax, -math.inf))
-        )
+    at, known = steps[is_finite], values[is_finite]
+    if len(known):
         parts = [
             f"{format_number(values[-1])} at step {steps[-1]:,}",
             *(
-                f"{what} {format_number(values[at])} at {steps[at]:,}"
-                for what, at in (("lowest", low), ("highest", high))
+                f"{what} {format_number(known[index])} at {at[index]:,}"
+                for what, index in (("lowest", known.argmin()), ("highest", known.argmax()))
             ),
         ]
-    lost = int(np.count_nonzero(~is_finite))
-    if lost:
+    if lost := len(values) - len(known):
         parts.append(f"{format_count(lost, 'value')} not finite")
-    hidden = int(np.count_nonzero(values[is_finite] <= 0)) if log else 0
-    if hidden:
+    if log and (hidden := int(np.count_nonzero(known <= 0))):
         parts.append(f"{format_count(hidden, 'value')} not above 0")
     return f"  {mark} {one_line(curve.label)}: {', '.join(parts) or 'no values'}"

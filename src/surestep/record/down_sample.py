@@ -26,12 +26,9 @@ def keep_extremes(
     edges = np.linspace(steps[0], steps[-1] + 1, ranges + 1)
     starts = np.unique(np.searchsorted(steps, edges[:-1]))  # a range may have no step
     sizes = np.diff(np.append(starts, len(steps)))
-    kept = [_find_first(values, pick.reduceat(values, starts), sizes) for pick in _PICKS]
-    at = np.union1d(*kept)
+    lowest, highest = np.minimum.reduceat(values, starts), np.maximum.reduceat(values, starts)
+    at = np.union1d(*(_find_first(values, wanted, sizes) for wanted in (lowest, highest)))
     return steps[at], values[at]
-
-
-_PICKS = (np.minimum, np.maximum)
 
 
 def _find_first(

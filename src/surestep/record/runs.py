@@ -3,7 +3,7 @@
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -206,6 +206,12 @@ def _written(path: Path) -> float | None:
     return max(times, default=None)
 
 
+def state_of(path: Path, status: Mapping[str, Any]) -> State:
+    """Return the state of a run: one that is running by its status and not locked was killed."""
+    state: State = status["status"]
+    return "killed" if state == "running" and not is_locked(path) else state
+
+
 def summarize(path: Path) -> RunSummary:
     """Summarize a run. A damaged one has the state "unreadable"."""
     written, size = _written(path), sum(size_on_disk(Path(place)) for place, _, _ in os.walk(path))
@@ -220,10 +226,9 @@ def summarize(path: Path) -> RunSummary:
     steps += [step for step in (status.get("step"), last_step(path / "events.jsonl")) if step]
     metric, mode = run.monitor or (None, None)
     best = ranked[0].metrics[metric] if ranked and metric else math.nan
-    state: State = status["status"]
     return RunSummary(
         path,
-        "killed" if state == "running" and not is_locked(path) else state,
+        state_of(path, status),
         recipe=str(config["recipe"].get("name", "")),
         step=max(steps, default=None),
         total_steps=config.get("decided", {}).get("total_steps"),

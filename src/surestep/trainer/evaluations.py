@@ -1,7 +1,7 @@
 """The evaluations of a session, and what they change: the best metric and the plateaus."""
 
 import time
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 from surestep.engine.evaluate.predict import Predictions
@@ -10,6 +10,7 @@ from surestep.engine.state.average import AveragedWeights
 from surestep.engine.step.loop import Loop
 from surestep.engine.task.task import Task
 from surestep.engine.value import Metrics, Value, shown
+from surestep.record.checkpoint.reader import CheckpointInfo
 from surestep.record.run import Which
 from surestep.record.run_writer import RunWriter
 from surestep.trainer.best_metric import update_best
@@ -101,8 +102,7 @@ class Evaluations:
     def evaluate_checkpoint(self, split: str, which: Which) -> Metrics:
         """Evaluate all of a split with the weights of a checkpoint."""
         self._evaluator.check(split)
-        self._saving.collect(wait=True)  # the checkpoint may still be written
-        using = self._evaluator.using_checkpoint(self._recorder.run, which)
+        using = self._using_checkpoint(which)
         began = time.perf_counter()
         with self._loop.log.pause_clock(), using as saved:
             metrics, samples = self._evaluator.evaluate_all(split, self._messages.notify_once)
@@ -111,13 +111,15 @@ class Evaluations:
         self._messages.print_line(f"{where}: {shown(metrics)}")
         return Metrics(metrics)
 
+    def _using_checkpoint(self, which: Which) -> AbstractContextManager[CheckpointInfo]:
+        self._saving.collect(wait=True)  # the checkpoint may still be written
+        return self._evaluator.using_checkpoint(self._recorder.run, which)
+
     def predict(self, split: str, which: Which | None, mc_dropout: int | None) -> Predictions:
         """Predict every sample of one split."""
-        if which is not None:
-            self._saving.collect(wait=True)
         with self._loop.log.pause_clock():
             if which is not None:
-                with self._evaluator.using_checkpoint(self._recorder.run, which):
+                with self._using_checkpoint(which):
                     return self._evaluator.predict(split, mc_dropout)
             average = self._average()
             with nullcontext() if average is None else average.swapped_in():
