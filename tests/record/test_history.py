@@ -12,7 +12,7 @@ from torch import nn
 import surestep
 from surestep import Run
 from surestep.base.errors import RunError
-from surestep.record.history import read_history
+from surestep.record.records import read_records
 from tests import tiny
 from tests.needs import needs
 
@@ -22,7 +22,7 @@ ACCURACY = {"accuracy": lambda outputs, targets: (outputs.argmax(1) == targets).
 
 def history_of(*events):
     """Return the history of a run with these events, one a second."""
-    return read_history({"time": 1.0 + at, **event} for at, event in enumerate(events))
+    return read_records({"time": 1.0 + at, **event} for at, event in enumerate(events)).history
 
 
 def steps(first, losses, **more):

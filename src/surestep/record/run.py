@@ -431,6 +431,6 @@ class Run:
         Raises:
             RunError: the file is missing, cannot be read, or is of a newer surestep.
         """
-        from surestep.record.history import read_history
+        from surestep.record.records import read_records
 
-        return read_history(self.events())
+        return read_records(self.events()).history

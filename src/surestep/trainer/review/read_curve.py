@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from surestep.doctor.curves.curve import Curve, Evaluations, as_values
 from surestep.record.io import read_json
+from surestep.record.records import Records, read_records
 from surestep.record.run import Run
 from surestep.record.schemas import SIGNATURE, UNDOING
 
@@ -20,24 +21,12 @@ _CLASS_LOSSES = ("CrossEntropyLoss", "cross_entropy", "multiclass")
 _BINARY_LOSSES = ("BCEWithLogitsLoss", "binary_cross_entropy_with_logits", "binary")
 
 
-class _Steps(NamedTuple):
-    """The losses and rates of the steps of a log point."""
-
-    first: int
-    losses: list[float]
-    rates: list[float]
-
-    @property
-    def last(self) -> int:
-        """The last of the steps."""
-        return self.first + len(self.losses) - 1
-
-
-def read_curve(run: Run) -> Curve | None:
+def read_curve(run: Run, records: Records | None = None) -> Curve | None:
     """Return the curve of a run; steps that were repeated after a resume count once.
 
     Args:
         run: may be running.
+        records: of the run, if they were read already.
 
     Returns:
         The curve. None if its steps are manual and have several losses, of which the sum has no
@@ -46,79 +35,47 @@ def read_curve(run: Run) -> Curve | None:
     Raises:
         RunError: a file of the run is missing, or cannot be read.
     """
-    points: list[_Steps] = []
+    if records is None:
+        records = read_records(run.events())
+    history, config = records.history, run.config
+    if any(map(_is_loss_of_manual_step, history)):
+        return None
     evaluations: dict[int, Mapping[str, Any]] = {}
     failed_at, has_start = None, True
-    for event in run.events():
+    for event in records.events:
         kind = event["event"]
-        if kind == "steps":
-            if _is_manual(event):
-                return None
-            point = _read_steps(event)
-            if points and point.first <= points[-1].last:
-                points = list(_until(points, point.first - 1))
-            points.append(point)
-        elif kind == "evaluation" and "measured" in event:
+        if kind == "evaluation" and "measured" in event:
             evaluations[int(event["step"])] = event["metrics"]
         elif kind in UNDOING:
             step = event["step"]
-            points = list(_until(points, step))
             evaluations = {at: found for at, found in evaluations.items() if at <= step}
             failed_at = None
         elif kind == "incident":
             failed_at = int(event["step"])
         elif kind == "branch":
             has_start = False
-    config = run.config
-    return _build_curve(run, config, points, evaluations, failed_at, has_start=has_start)
+    rows = np.searchsorted(history.steps, records.trained)
+    rates = history["lr"][rows]
+    return Curve(
+        records.trained.astype(np.float64),
+        history["train/loss"][rows],
+        rates if np.isfinite(rates).all() and len(rates) else None,
+        _read_evaluations(run, evaluations),
+        classes=_count_classes(run, config),
+        total_steps=config.get("decided", {}).get("total_steps"),
+        has_start=has_start and (not len(rows) or records.trained[0] == 1),
+        failed_at=failed_at,
+        is_regularized=_is_regularized(config),
+    )
 
 
-def _is_manual(event: Mapping[str, Any]) -> bool:
-    return any(name.endswith("/loss") for name in event.get("logged", {}))
-
-
-def _read_steps(event: Mapping[str, Any]) -> _Steps:
-    losses, rates = (list(map(_as_float, event[name])) for name in ("loss", "lr"))
-    return _Steps(int(event["first"]), losses, rates)
+def _is_loss_of_manual_step(column: str) -> bool:
+    return column.startswith("train/") and column.endswith("/loss") and column != "train/loss"
 
 
 def _as_float(value: Any) -> float:
     """Return a number; NaN and infinity are text, and the loss of a step without items is null."""
     return math.nan if value is None else float(value)
-
-
-def _until(points: Iterable[_Steps], step: int) -> Iterator[_Steps]:
-    """Yield the steps up to one."""
-    for point in points:
-        count = step - point.first + 1
-        if count > 0:
-            yield _Steps(point.first, point.losses[:count], point.rates[:count])
-
-
-def _build_curve(
-    run: Run,
-    config: Mapping[str, Any],
-    points: Sequence[_Steps],
-    evaluations: Mapping[int, Mapping[str, Any]],
-    failed_at: int | None,
-    *,
-    has_start: bool,
-) -> Curve:
-    steps = [np.arange(point.first, point.last + 1.0) for point in points]
-    losses = [as_values(point.losses) for point in points]
-    rates = [as_values(point.rates) for point in points]
-    has_rates = all(map(np.array_equal, map(np.shape, losses), map(np.shape, rates)))
-    return Curve(
-        np.concatenate([*steps, np.zeros(0)]),
-        np.concatenate([*losses, np.zeros(0)]),
-        np.concatenate(rates) if rates and has_rates else None,
-        _read_evaluations(run, evaluations),
-        classes=_count_classes(run, config),
-        total_steps=config.get("decided", {}).get("total_steps"),
-        has_start=has_start and (not points or points[0].first == 1),
-        failed_at=failed_at,
-        is_regularized=_is_regularized(config),
-    )
 
 
 def _read_evaluations(run: Run, by_step: Mapping[int, Mapping[str, Any]]) -> Evaluations:
