@@ -13,7 +13,9 @@ LOSSES = {step: 1 / step for step in range(1, 31)}
 
 def steps(first, last, scale=1.0):
     losses = [scale * LOSSES[step] for step in range(first, last + 1)]
-    return {"event": "steps", "first": first, "loss": losses, "lr": [0.1 * scale] * len(losses)}
+    series = {"loss": losses, "grad_norm": losses, "lr": [0.1 * scale] * len(losses)}
+    counts = {"epoch": 0, "items": 4, "samples": 4, "seconds": 1.0, "data_wait_s": 0.0}
+    return {"event": "steps", "first": first, **series, **counts}
 
 
 def evaluation(step, loss):
@@ -28,7 +30,8 @@ def evaluation(step, loss):
 def read(tmp_path, *events, monitor=("val/loss", "min"), **config):
     config = {"config": {}, "decided": {}, **config}
     parts = {"path": tmp_path, "config": config, "monitor": monitor}
-    return read_curve(SimpleNamespace(events=lambda: iter(events), **parts))
+    timed = [{"time": float(at), **event} for at, event in enumerate(events)]
+    return read_curve(SimpleNamespace(events=lambda: iter(timed), **parts))
 
 
 @pytest.mark.parametrize("event", ["resume", "restart", "rollback"])
@@ -63,7 +66,7 @@ def test_step_that_is_repeated_alone_counts_once(tmp_path):
 
 
 def test_loss_of_a_step_without_items_is_not_zero(tmp_path):
-    event = {"event": "steps", "first": 1, "loss": [1.0, None, "nan", 2.0], "lr": [0.1] * 4}
+    event = {**steps(1, 4), "loss": [1.0, None, "nan", 2.0]}
     np.testing.assert_array_equal(read(tmp_path, event).losses, [1.0, np.nan, np.nan, 2.0])
 
 

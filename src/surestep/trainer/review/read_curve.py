@@ -63,7 +63,7 @@ def read_curve(run: Run, records: Records | None = None) -> Curve | None:
         _read_evaluations(run, evaluations),
         classes=_count_classes(run, config),
         total_steps=config.get("decided", {}).get("total_steps"),
-        has_start=has_start and (not len(rows) or records.trained[0] == 1),
+        has_start=has_start and (not len(rows) or int(records.trained[0]) == 1),
         failed_at=failed_at,
         is_regularized=_is_regularized(config),
     )
