@@ -59,8 +59,8 @@ class Records:
         log_points: "step" (the last of each), "epoch", "time" in seconds since 1970, "items",
             "samples", "seconds" of training, "data_wait_s" of them, and "peak_memory" in bytes;
             each (n,), NaN if it was not recorded.
-        layers: "grad_norm", "weight_norm" and "update_norm" of each layer, by its name, with the
-            steps in the place of rows.
+        layers: "grad_norm", "weight_norm" and "update_norm" of each layer, by its name; its
+            rows are steps.
         events: all others but histograms, in order, also those of steps that were repeated.
         seconds: of training, of all steps.
         data_wait_s: seconds of them that waited for data.

@@ -1,11 +1,9 @@
 """The types of the values in JSON files that are read again, and how a value is checked.
 
 Files may come from anyone. A run folder's file may have more keys, and lack those that a later
-version added; a checkpoint's `state.json` has exactly these.
+version added; a checkpoint's `state.json` has exactly these, in state_schema.py.
 """
 
-import math
-from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import (
@@ -30,10 +28,10 @@ LARGEST = 2**40  # steps, epochs: more than any run has
 MAX_INT = 2**63 - 1
 # Types made by calls, which mypy cannot follow.
 _typed_dict: Any = TypedDict
-_list: Any = list
-_dict: Any = dict
+list_of: Any = list
+dict_of: Any = dict
 _annotated: Any = Annotated
-_adapter: Any = TypeAdapter
+adapter: Any = TypeAdapter
 
 
 class NewerFormatError(ValueError):
@@ -111,7 +109,7 @@ def _version(newest: int) -> Any:
     return Annotated[Size, AfterValidator(check)]
 
 
-def _exact(**types: Any) -> Any:
+def exact(**types: Any) -> Any:
     """Return the type of a dict with exactly these keys."""
     config = ConfigDict(extra="forbid", strict=True, defer_build=True)
     return with_config(config)(_typed_dict("Exact", types))
@@ -124,155 +122,17 @@ def _open(required: dict[str, Any], optional: dict[str, Any] | None = None) -> A
     return with_config(config)(_typed_dict("Open", types))
 
 
-def _or_empty(kind: Any) -> Any:
+def or_empty(kind: Any) -> Any:
+    """Return a type that allows an empty dict too."""
     return Annotated[
         kind, WrapValidator(lambda value, check: value if value == {} else check(value))
     ]
 
 
-_PROGRESS = _exact(step=Count, steps_taken=Count, epoch=Count, position=Count, items=Number)
-_STATE = _adapter(
-    _exact(
-        progress=_PROGRESS,
-        counts=_exact(
-            overflow=Count, nonfinite=Count, no_items=Count, clipped=Count, after_spike=Count
-        ),
-        best=_exact(
-            metric=str | None,
-            best=Number | None,
-            best_step=Count | None,
-            since_best=Count,
-            latest_step=Count | None,
-            latest=dict[str, Numbers],
-            measured=Literal["weights", "average"],
-            data=NotRequired[str | None],  # since format 7
-            is_due=bool,
-        ),
-        plateau=_exact(scale=Share, best=Number | None, bad=Count, cooling=Count),
-        spikes=_exact(losses=list[Finite], skipped_steps=list[Pair], rollbacks=Count),
-        cycle=Count | None,
-        scaler=_or_empty(
-            _exact(
-                scale=Positive,
-                growth_factor=Positive,
-                backoff_factor=Positive,
-                growth_interval=Int32,
-                _growth_tracker=Int32,
-            )
-        ),
-        metadata=dict[str, Any],
-        aliases=dict[str, str],
-        extra=dict[str, Any],
-        base=dict[str, str],
-        empty=NotRequired[list[str]],  # since format 7
-        requires_grad=NotRequired[dict[str, bool]],  # since format 7
-        optimizers=_dict[
-            str,
-            _exact(
-                **{"class": str},
-                values=dict[str, Any],
-                groups=_list[_exact(names=list[str], options=dict[str, Any])],
-            ),
-        ],
-        callback_states=dict[str, Any],
-    )
-)
-
-
-def parse_state(found: Any) -> dict[str, Any]:
-    """Return the content of a checkpoint's `state.json`."""
-    record = validate(_STATE, found)
-    progress, best, step = record["progress"], record["best"], record["progress"]["step"]
-    evaluations = step + 1  # one before the first step, and one after each
-    at_most = {
-        "progress.steps_taken": (progress["steps_taken"], step),
-        "progress.epoch": (progress["epoch"], step),
-        "progress.position": (progress["position"], LARGEST if step else 0),
-        "progress.items": (progress["items"], 2.0**53 if step else 0),
-        "best.best_step": (best["best_step"] or 0, step),
-        "best.latest_step": (best["latest_step"] or 0, step),
-        "best.since_best": (best["since_best"], evaluations),
-        "plateau.bad": (record["plateau"]["bad"], evaluations),
-    }
-    for name, (value, most) in at_most.items():
-        if not 0 <= value <= most:
-            raise ValueError(f"{name} is {value}, and it can be at most {most} at step {step}")
-    is_set, latest = best["best"] is not None, best["latest_step"]
-    if is_set != (best["best_step"] is not None):
-        raise ValueError("only one of best.best and best.best_step is null")
-    if is_set and (latest is None or latest < best["best_step"]):
-        raise ValueError(
-            f"best.latest_step is {latest}, and best.best_step, an earlier evaluation, is "
-            f"{best['best_step']}"
-        )
-    for first, last in record["spikes"]["skipped_steps"]:
-        if first > last:
-            raise ValueError(f"spikes.skipped_steps has a range from {first} to {last}")
-    _check_best(best)
-    return dict(record)
-
-
-def check_counts(record: Mapping[str, Any]) -> None:
-    """Check the counts of a `state.json` against its steps.
-
-    Raises:
-        ValueError: they cannot be those of a run.
-    """
-    progress, counts = record["progress"], record["counts"]
-    step, taken = progress["step"], progress["steps_taken"]
-    skipped = sum(counts[name] for name in ("overflow", "nonfinite", "no_items", "after_spike"))
-    if skipped != step - taken:
-        raise ValueError(
-            f"counts has {skipped} skipped steps, and progress has {step} steps of which {taken} "
-            "were taken"
-        )
-    if taken and not progress["items"]:
-        raise ValueError(f"progress.items is 0 after {taken} steps that were taken")
-    if counts["clipped"] > taken:
-        raise ValueError(f"counts.clipped is {counts['clipped']}, and {taken} steps were taken")
-
-
-def check_progress(progress: Mapping[str, Any], recorded: Sequence[Mapping[str, Any]]) -> None:
-    """Check the progress of a `state.json` against what the events have of its step, if anything.
-
-    Data whose length is not known ends an epoch after its last step was recorded.
-
-    Raises:
-        ValueError: it is none of these.
-    """
-    for known in recorded:
-        ended = {**known, "epoch": known["epoch"] + 1, "position": 0}
-        if progress in (known, ended):
-            return
-    for known in recorded[-1:]:
-        name = next(name for name in known if progress[name] != known[name])
-        raise ValueError(
-            f"progress.{name} is {progress[name]}, and events.jsonl has {known[name]} after step "
-            f"{known['step']}"
-        )
-
-
-def _check_best(best: dict[str, Any]) -> None:
-    """Check the best metric, and if the latest evaluation has it, that both have one value."""
-    if best["best"] is None:
-        return
-    if not math.isfinite(best["best"]):
-        raise ValueError(f"best.best is {best['best']}, and the best is always finite")
-    if best["latest_step"] != best["best_step"]:
-        return
-    if best["since_best"]:
-        raise ValueError(f"best.since_best is {best['since_best']}, and the latest is the best")
-    latest = best["latest"].get(best["metric"])
-    if latest not in (None, best["best"]):
-        raise ValueError(
-            f"best.best is {best['best']}, and best.latest of that step has {best['metric']}: "
-            f"{format_value(latest)}"
-        )
-
-
+PROGRESS = exact(step=Count, steps_taken=Count, epoch=Count, position=Count, items=Number)
 _CONFIG = _open(
     {
-        "recipe": _or_empty(_open({"name": str, "path": str, "sha256": str})),
+        "recipe": or_empty(_open({"name": str, "path": str, "sha256": str})),
         "task": dict[str, Any],
         "config": _open({}, {"epochs": Number | None, "max_steps": Count | None}),
     },
@@ -288,7 +148,7 @@ _CONFIG = _open(
         "from": _open({"run": str, "which": str, "step": Count}) | None,
     },
 )
-CONFIG = _adapter(_CONFIG)
+CONFIG = adapter(_CONFIG)
 
 _NUMBERS_AT_END = {
     **dict.fromkeys(("step", "epoch", "steps_taken", "overflow", "nonfinite", "no_items"), Count),
@@ -301,12 +161,12 @@ _FINDING = _open(
     {"name": str, "file": str, "line": Count, "column": Count, "evidence": dict[str, Any]},
 )
 _NAMED_SAMPLES = _annotated[list[Size], Field(max_length=1000)]
-DATA_FINDINGS = _adapter(
+DATA_FINDINGS = adapter(
     _open(
         {
             **{"setup": str, "code": dict[str, str], "read": str, "ignored": list[str]},
-            "sets": _dict[str, _open({"digest": str, "samples": _NAMED_SAMPLES})],
-            "findings": _list[
+            "sets": dict_of[str, _open({"digest": str, "samples": _NAMED_SAMPLES})],
+            "findings": list_of[
                 _open(
                     {
                         **dict.fromkeys(("rule", "name", "file", "message", "fix"), str),
@@ -327,17 +187,17 @@ def _check_finished(status: Any) -> Any:
     return status
 
 
-STATUS = _adapter(
+STATUS = adapter(
     _annotated[
         _open(
             {"status": str},
-            {"monitor": _MONITOR, "findings": _list[_FINDING], **_NUMBERS_AT_END},
+            {"monitor": _MONITOR, "findings": list_of[_FINDING], **_NUMBERS_AT_END},
         ),
         AfterValidator(_check_finished),
     ]
 )
-_PLAN = _adapter(_list[_open({"option": str, "value": Any})])
-_OPTIONS = _adapter(
+PLAN_ENTRIES = adapter(list_of[_open({"option": str, "value": Any}, {"reason": str})])
+_OPTIONS = adapter(
     _open(
         {},
         {
@@ -346,53 +206,57 @@ _OPTIONS = _adapter(
             "checkpoint.keep_every": str | None,
             "steps_per_epoch": Count | None,
             "batch_size": Count | None,
-            "logging.trackers": _list[str] | None,
+            "logging.trackers": list_of[str] | None,
         },
     )
 )
 
 
 def _as_options(found: Any) -> Any:
-    return validate(_OPTIONS, {item["option"]: item["value"] for item in validate(_PLAN, found)})
+    return validate(
+        _OPTIONS, {item["option"]: item["value"] for item in validate(PLAN_ENTRIES, found)}
+    )
 
 
-PLAN = _adapter(_annotated[Any, PlainValidator(_as_options)])  # value by option
-ENVIRONMENT = _adapter(dict[str, Any])
-EVENT = _adapter(_open({"event": str}, {"time": Number}))
-AT_STEP = _adapter(_open({"step": Count}))
-_WARM_START = _open({"study": str, "name": str, "numbers": _list[Size], "is_other": bool})
-STUDY = _adapter(
+PLAN = adapter(_annotated[Any, PlainValidator(_as_options)])  # value by option
+ENVIRONMENT = adapter(dict[str, Any])
+EVENT = adapter(_open({"event": str}, {"time": Number}))
+AT_STEP = adapter(_open({"step": Count}))
+_WARM_START = _open({"study": str, "name": str, "numbers": list_of[Size], "is_other": bool})
+STUDY = adapter(
     _open(
         {
             "format": _version(STUDY_FORMAT),
             "recipe": dict[str, str],
             "fixed": dict[str, Any],
             "space": dict[str, Any],
-            "objectives": _list[_annotated[tuple[str, Literal["min", "max"]], Field(strict=False)]],
+            "objectives": list_of[
+                _annotated[tuple[str, Literal["min", "max"]], Field(strict=False)]
+            ],
             **dict.fromkeys(("sampler", "pruner", "name"), str),
             "storage": str | None,
             "seed": Size,
             **dict.fromkeys(("trials", "threads", "nproc"), Count),
         },
         {
-            **{"enqueued": _list[dict[str, Any]], "where": _list[str]},
+            **{"enqueued": list_of[dict[str, Any]], "where": list_of[str]},
             "warm_start": _WARM_START | None,
         },
     )
 )
-_TENSOR = _open({"name": str, "dtype": str, "shape": _list[_annotated[int, Field(ge=-1)]]})
-SIGNATURE = _adapter(_open({"inputs": _list[_TENSOR], "outputs": _list[_TENSOR]}))
+_TENSOR = _open({"name": str, "dtype": str, "shape": list_of[_annotated[int, Field(ge=-1)]]})
+SIGNATURE = adapter(_open({"inputs": list_of[_TENSOR], "outputs": list_of[_TENSOR]}))
 _EVALUATED = _open({"step": Size, "metrics": dict[str, Number]})
-_MAY_TRACK = {"key": str, "is_open": bool, "evaluated": _list[_EVALUATED]}
-TRACKER = _adapter(_open({"offset": Size, "state": dict[str, Any]}, _MAY_TRACK))
+_MAY_TRACK = {"key": str, "is_open": bool, "evaluated": list_of[_EVALUATED]}
+TRACKER = adapter(_open({"offset": Size, "state": dict[str, Any]}, _MAY_TRACK))
 _WRITER = _open({"host": str, "pid": Size, "token": str, "time": Number})
-MIRROR = _adapter(
+MIRROR = adapter(
     _open(
         {"format": _version(MIRROR_FORMAT), "id": str, "writer": _WRITER | None},
         {"started": bool, "saved": bool, "address": str},
     )
 )
-MIRRORED = _adapter(
+MIRRORED = adapter(
     _open(
         {
             **{"id": str, "address": str, "fetching": bool},
@@ -403,25 +267,25 @@ MIRRORED = _adapter(
 )
 # Of a step: null if it has none, text if it is not finite. In Rust, since a run has millions.
 _Value = float | Literal["nan", "inf", "-inf"] | None
-_OF_LAYERS = _dict[str, Number]
+_OF_LAYERS = dict_of[str, Number]
 _HISTOGRAM = _open(
     {
         **dict.fromkeys(("min", "max", "sum", "sum_squares"), Number),
         "counts": Annotated[list[Size], Field(min_length=1)],
     }
 )
-STEPS = _adapter(
+STEPS = adapter(
     _open(
         {
             **{"event": Literal["steps"], "time": Finite, "first": Count, "epoch": Count},
-            **dict.fromkeys(("loss", "grad_norm", "lr"), _list[_Value]),
+            **dict.fromkeys(("loss", "grad_norm", "lr"), list_of[_Value]),
             **{"items": Number, "samples": Size, "seconds": Finite, "data_wait_s": Finite},
         },
         {
-            "logged": _dict[str, _list[_Value]],
+            "logged": dict_of[str, list_of[_Value]],
             "group_lr": dict[str, Number],
             "peak_memory": Size | None,
-            "progress": _PROGRESS,
+            "progress": PROGRESS,
             "layers": _open(
                 {"step": Count},
                 dict.fromkeys(("grad_norm", "weight_norm", "update_norm"), _OF_LAYERS),
@@ -430,26 +294,26 @@ STEPS = _adapter(
     )
 )
 EVENTS: dict[str, TypeAdapter[Any]] = {  # those that are read again
-    "format": _adapter(_open({"version": _version(EVENTS_FORMAT)})),
+    "format": adapter(_open({"version": _version(EVENTS_FORMAT)})),
     "steps": STEPS,
-    "evaluation": _adapter(
+    "evaluation": adapter(
         _open(
-            {"time": Finite, "step": Count, "metrics": _dict[str, Numbers | None]},
+            {"time": Finite, "step": Count, "metrics": dict_of[str, Numbers | None]},
             {"measured": Literal["weights", "average"], "which": str, "seconds": Finite},
         )
     ),
-    "histograms": _adapter(
+    "histograms": adapter(
         _open(
             {
                 **{"time": Finite, "step": Count},
-                **dict.fromkeys(("weights", "gradients"), _dict[str, _HISTOGRAM]),
+                **dict.fromkeys(("weights", "gradients"), dict_of[str, _HISTOGRAM]),
             }
         )
     ),
-    "end": _adapter(_open({"status": str}, {"reason": str, "findings": _list[_FINDING]})),
+    "end": adapter(_open({"status": str}, {"reason": str, "findings": list_of[_FINDING]})),
     **dict.fromkeys((*UNDOING, "checkpoint", "incident"), AT_STEP),
-    "branch": _adapter(_open({"run": str, "step": Count})),
-    "skipped": _adapter(
+    "branch": adapter(_open({"run": str, "step": Count})),
+    "skipped": adapter(
         _open(
             {
                 "step": Count,
@@ -464,7 +328,7 @@ EVENTS: dict[str, TypeAdapter[Any]] = {  # those that are read again
 _DIAGNOSIS = _open(
     {
         "cause": _open(dict.fromkeys(("module", "operation", "name"), str | None)) | None,
-        "samples": _open({"samples": _list[_open({"position": Size, "index": Size | None})]}),
+        "samples": _open({"samples": list_of[_open({"position": Size, "index": Size | None})]}),
     },
     {"outputs": str | None},
 )
@@ -477,21 +341,21 @@ _MICRO_BATCH = _open(
         "part_items": list[Number],
     }
 )
-INCIDENT = _adapter(
+INCIDENT = adapter(
     _open(
         {
             "format": _version(INCIDENT_FORMAT),
             "step": Count,
             "checkpoint": str,
             "run_config": _CONFIG,
-            "progress": _PROGRESS,
+            "progress": PROGRESS,
             "is_manual": bool,
             "loss": Number | None,
             "grad_norm": Number | None,
-            "norms": _list[_annotated[tuple[str, Number], Field(strict=False)]],
+            "norms": list_of[_annotated[tuple[str, Number], Field(strict=False)]],
             "text": str,
             "diagnosis": _DIAGNOSIS | None,
-            "batch": _list[_MICRO_BATCH] | None,
+            "batch": list_of[_MICRO_BATCH] | None,
             "not_saved": list[str],
             "bytes": Size,
             "sha256": str,

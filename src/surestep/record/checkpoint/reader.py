@@ -27,7 +27,8 @@ from surestep.record.checkpoint.manifest import (
 from surestep.record.events import recorded_progress
 from surestep.record.io import parse_json, read_regular
 from surestep.record.safetensors_writer import dtype_of
-from surestep.record.schemas import check_counts, check_progress, format_value, parse_state
+from surestep.record.schemas import format_value
+from surestep.record.state_schema import check_counts, check_progress, parse_state
 
 if TYPE_CHECKING:  # most commands start without torch
     from torch import Tensor
