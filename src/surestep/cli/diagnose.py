@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from textwrap import wrap
 from typing import Annotated, Any
 
 import tyro
 
-from surestep.base.errors import RunError
-from surestep.base.paths import is_address
 from surestep.base.text import one_line, print_escaped, print_json
 from surestep.cli.open_run import open_run
 from surestep.cli.parse import command
-from surestep.doctor.curves.causes import list_causes
-from surestep.doctor.curves.name import name_curve
-from surestep.doctor.curves.state import CurveState
-from surestep.recipes.find import recipe_argument
-from surestep.record.incident import Incident, incidents_of
 from surestep.record.io import dumps
-from surestep.record.run import Run
-from surestep.record.runs import newest_run, summarize
-from surestep.trainer.review.read_curve import read_curve
+from surestep.record.runs import newest_run
+from surestep.reports.diagnosis import diagnose
 
 _WIDTH = 100
 _RUNS = Path("runs")
-_VERSION = 1  # of the JSON form
 _MANUAL = "Its steps are manual: the sum of their losses has no curve that could be named."
 
 
@@ -47,62 +36,12 @@ def run(
     """
     name = str(newest_run(_RUNS)) if folder is None else folder
     with open_run(name) as opened:
-        result = _diagnose(opened, name)
+        result = diagnose(opened, name)
     if json:
         print_json(dumps(result, indent=1))
     else:
         print_escaped("\n".join(_format(result)))
     return 0
-
-
-def _diagnose(opened: Run, name: str) -> dict[str, Any]:
-    """Return what is known of a run, as the JSON form has it."""
-    summary = summarize(opened.path)
-    if summary.problem:
-        raise RunError(summary.problem)
-    status, curve = opened.status, read_curve(opened)
-    states = () if curve is None else name_curve(curve)
-    # The lock of a run in a mirror is on another machine.
-    state = str(status["status"]) if is_address(name) else summary.state
-    return {
-        "version": _VERSION,
-        "run": name,
-        "state": state,
-        "step": summary.step,
-        "total_steps": summary.total_steps,
-        "curve": [_describe_state(state, opened, name) for state in states],
-        "findings": status.get("findings", []),
-        "incidents": [
-            _describe_incident(incident, opened, name) for incident in incidents_of(opened.path)
-        ],
-    }
-
-
-def _describe_state(state: CurveState, opened: Run, name: str) -> dict[str, Any]:
-    recipe, names = opened.config["recipe"], {}
-    if recipe:
-        names = {"recipe": recipe_argument(recipe), "script": recipe["path"]}
-    causes = list_causes(state, opened.config, run=name, **names)
-    return {
-        **asdict(state),
-        "title": state.title,
-        "is_healthy": state.is_healthy,
-        "causes": list(map(asdict, causes)),
-    }
-
-
-def _describe_incident(incident: Incident, opened: Run, name: str) -> dict[str, Any]:
-    """Return an incident with the command that runs its step again."""
-    path = f"{name}/{incident.path.relative_to(opened.path).as_posix()}"
-    quoted = shlex.quote(path)
-    if is_address(name):
-        replay = f"surestep mirror fetch {shlex.quote(name)}"
-    elif opened.config["recipe"]:
-        replay = f"surestep replay {quoted}"
-    else:
-        replay = f"surestep.replay({path!r}, task)"
-    text = str(incident.record["text"])
-    return {"step": incident.step, "path": path, "text": text, "command": replay}
 
 
 def _format(result: Mapping[str, Any]) -> Iterator[str]:

@@ -1,0 +1,1 @@
+"""Pages that show runs: one file each, which works offline."""

@@ -1,0 +1,377 @@
+// Charts with one cursor, one zoom and one axis for all.
+
+const COLORS = 8;  // --series-0 and so on in the style
+const DASHES = [[], [7, 4], [2, 3]];  // of curves beyond the colors
+const MOST_DRAWN_MARKS = 500;
+const POINTS_UNTIL = 120;  // values, up to which a curve has a point at each
+const SMOOTHED_FROM = 500;  // values
+const MOST_TABLE_ROWS = 1000;
+const POWERS = Array.from({length: 50}, (_, at) => 2 ** at);  // between ticks of bytes
+const ARRAYS = {f4: Float32Array, f8: Float64Array, u2: Uint16Array, u4: Uint32Array};
+const AXES = {step: "step", epoch: "epoch", samples: "samples", seconds: "time of training"};
+
+/** Return the numbers of an encoded array. */
+function decode({type, base64}) {
+  const bytes = Uint8Array.from(atob(base64), character => character.charCodeAt(0));
+  return new ARRAYS[type](bytes.buffer);
+}
+
+/** Return integers that rise, from their differences. */
+function decodeSteps(encoded) {
+  const steps = new Float64Array(encoded.count);
+  let step = encoded.first;
+  if (encoded.count) steps[0] = step;
+  decode(encoded).forEach((difference, at) => { steps[at + 1] = step += difference; });
+  return steps;
+}
+
+/** Return the exponential average of values, without its bias to the first ones. */
+function smooth(values, weight) {
+  let sum = 0, total = 0;
+  return Float64Array.from(values, value => {
+    sum = weight * sum + (1 - weight) * value;
+    total = weight * total + 1 - weight;
+    return sum / total;
+  });
+}
+
+/** What all charts of a page share. */
+class View {
+  constructor(axis, marks) {
+    this.axis = axis;
+    this.marks = marks;
+    this.unit = "step";
+    this.isLog = false;
+    this.weight = 0.9;
+    this.hidden = new Set();  // kinds of marks
+    this.range = null;  // of the horizontal axis; null is all of it
+    this.charts = [];
+    this.observer = new IntersectionObserver(entries => {
+      for (const entry of entries) if (entry.isIntersecting) entry.target.draw();
+    }, {rootMargin: "100px"});
+  }
+
+  /** Return steps in the unit of the axis, between what is known of some of them. */
+  place(steps) {
+    if (this.unit === "step") return Array.from(steps);
+    const {steps: known, [this.unit]: values} = this.axis;
+    let at = 0;
+    return Array.from(steps, step => {
+      while (at < known.length && known[at] < step) at += 1;
+      if (at === known.length) return values[at - 1] ?? 0;
+      const [from, start] = at ? [known[at - 1], values[at - 1]] : [0, 0];
+      return start + (values[at] - start) * (step - from) / (known[at] - from || 1);
+    });
+  }
+
+  /** Show a range of the horizontal axis in all charts; null is all of it. */
+  zoom(range) {
+    this.range = range;
+    for (const chart of this.charts) chart.fit();
+  }
+
+  set(name, value) {
+    this[name] = value;
+    if (name === "unit") this.range = null;
+    for (const chart of this.charts) chart.redraw();
+  }
+
+  formatPlace(value) {
+    if (this.unit === "seconds") return formatDuration(value);
+    return this.unit === "epoch" ? formatNumber(value) : Math.round(value).toLocaleString("en-US");
+  }
+}
+
+/** Return the settings of all charts. */
+function makeControls(view) {
+  const select = make("select", {id: "unit", change: () => view.set("unit", select.value)},
+    Object.entries(AXES).filter(([unit]) => unit === "step" || view.axis.steps?.length).map(
+      ([unit, label]) => make("option", {value: unit}, label)));
+  const log = make("input", {type: "checkbox", change: () => view.set("isLog", log.checked)});
+  const weight = make("input", {type: "range", min: 0, max: 0.99, step: 0.01, value: view.weight,
+    input: () => view.set("weight", Number(weight.value))});
+  const kinds = [...new Set(view.marks.map(mark => mark.kind))];
+  const boxes = kinds.map(kind => {
+    const box = make("input", {type: "checkbox", change: () => {
+      view.hidden[box.checked ? "delete" : "add"](kind);
+      view.set("hidden", view.hidden);
+    }});
+    box.checked = true;
+    return make("label", {class: `mark ${kind}`}, box, MARKS[kind]?.[1] ?? kind);
+  });
+  return make("div", {class: "controls card"},
+    make("label", {}, "axis ", select), make("label", {}, log, "logarithmic"),
+    make("label", {}, "smoothing ", weight), boxes,
+    make("button", {type: "button", click: () => view.zoom(null)}, "Show all"),
+    make("span", {class: "soft small"}, "Drag to zoom; double-click to show all."));
+}
+
+// The color, the name, and the shape of each kind of mark: a triangle, a square or a line.
+const MARKS = {
+  checkpoint: ["--soft", "checkpoints", "square"], evaluation: ["--accent", "evaluations", "line"],
+  resume: ["--live", "resumes", "triangle"], restart: ["--live", "restarts", "triangle"],
+  branch: ["--live", "start from another run", "triangle"],
+  rollback: ["--warning", "rollbacks", "triangle"], spike: ["--warning", "spikes", "triangle"],
+  skipped: ["--warning", "skipped steps", "line"], incident: ["--bad", "incidents", "triangle"],
+};
+
+/** A chart: a figure with its legend, and a table behind it. */
+class Chart {
+  constructor(view, {title, unit, limits, about, curves}) {
+    Object.assign(this, {view, title, unit, limits, about});
+    this.curves = curves.map((curve, number) => ({...curve, number, isShown: true}));
+    this.plot = null;
+    this.holder = make("div", {class: "plot"});
+    this.legend = make("div", {class: "legend"});
+    this.figure = make("figure", {class: "card chart", tabindex: 0, keydown: event => this.move(event),
+      "aria-label": `${title}: ${curves.map(describeCurve).join("; ")}`},
+      make("figcaption", {}, make("h3", {}, title), about ? make("p", {class: "soft small"}, about) : null),
+      this.legend, this.holder, makeDetails("Table", () => this.makeTable()));
+    this.figure.draw = () => { if (!this.plot) this.redraw(true); };
+    this.values = this.curves.map(curve => this.makeEntry(curve));
+    this.legend.append(...this.values.map(value => value.parentNode));
+    this.notes = make("div", {class: "soft small note"});
+    this.legend.append(this.notes);
+    view.charts.push(this);
+    view.observer.observe(this.figure);
+    redrawn.add(() => this.redraw(document.documentElement.classList.contains("printed")));
+    new ResizeObserver(() => this.resize()).observe(this.holder);
+  }
+
+  /** Return where the value of a curve is shown, within its entry of the legend. */
+  makeEntry(curve) {
+    const value = make("span", {class: "value"});
+    const toggle = () => {
+      curve.isShown = !curve.isShown;
+      entry.setAttribute("aria-pressed", curve.isShown);
+      this.redraw();
+    };
+    const entry = make("button", {type: "button", class: "entry", "aria-pressed": true, click: toggle,
+      title: describeCurve(curve)}, make("i", {class: `swatch series-${curve.number % COLORS}`}),
+      curve.name, " ", value);
+    return value;
+  }
+
+  decode(curve) {
+    curve.at ??= decodeSteps(curve.steps);
+    curve.y ??= decode(curve.values);
+    curve.meanAt ??= decodeSteps(curve.mean_steps);
+    curve.mean ??= decode(curve.means);
+    return curve;
+  }
+
+  /** Return the lines of a curve: raw, and smoothed if it is long. */
+  makeLines(curve) {
+    const {view} = this, isLong = curve.count > SMOOTHED_FROM && view.weight > 0;
+    const color = colorOf(`--series-${curve.number % COLORS}`);
+    const dash = DASHES[Math.floor(curve.number / COLORS) % DASHES.length];
+    const lines = [{steps: curve.at, values: curve.y, curve,
+      series: {stroke: isLong ? `${color}55` : color, width: isLong ? 1 : 1.6, dash}}];
+    if (isLong) {
+      const hasMeans = curve.mean.length > 0;
+      lines.push({steps: hasMeans ? curve.meanAt : curve.at,
+        values: smooth(hasMeans ? curve.mean : curve.y, view.weight),
+        series: {stroke: color, width: 2, dash}});
+    }
+    return lines;
+  }
+
+  redraw(isNew = false) {
+    if (!this.plot && !isNew) return;
+    this.plot?.destroy();
+    const {view} = this, shown = this.curves.filter(curve => curve.isShown);
+    this.lines = shown.flatMap(curve => this.makeLines(this.decode(curve)));
+    const isDrawn = value => Number.isFinite(value) && (!view.isLog || value > 0);
+    const tables = this.lines.map(line => [view.place(line.steps),
+      Array.from(line.values, value => isDrawn(value) ? value : null)]);
+    const data = tables.length ? uPlot.join(tables) : [[], []];
+    this.note(data);
+    this.plot = new uPlot(this.makeOptions(), data, this.holder);
+    this.fit();
+  }
+
+  /** Show what is not drawn. */
+  note() {
+    const texts = this.curves.filter(curve => curve.not_finite.count).map(curve =>
+      `${curve.name}: ${formatNumber(curve.not_finite.count)} values are not finite, first in step ` +
+      formatNumber(curve.not_finite.first[0]));
+    const hidden = this.view.isLog ? this.curves.filter(curve => curve.lowest?.value <= 0) : [];
+    texts.push(...hidden.map(curve => `${curve.name}: values up to 0 are not on a logarithmic axis`));
+    this.notes.textContent = texts.join(". ");
+    this.showValues(null);
+  }
+
+  makeOptions() {
+    const {view} = this, [line, soft] = [colorOf("--line"), colorOf("--soft")];
+    const axis = {stroke: soft, grid: {stroke: line, width: 1}, ticks: {stroke: line, width: 1},
+      font: "12px system-ui, sans-serif"};
+    const format = (_, values) => values.map(value => value === null ? "" :
+      formatValue(value, this.unit));
+    return {
+      width: Math.max(200, this.holder.clientWidth), height: 240, legend: {show: false}, padding: [8, 28, 0, 0],
+      cursor: {sync: {key: "charts", scales: ["x", null]}, drag: {x: true, y: false, setScale: false},
+        points: {size: 7}, bind: {dblclick: () => () => view.zoom(null)}},
+      scales: {x: {time: false}, y: {distr: view.isLog ? 3 : 1, range: this.makeRange()}},
+      axes: [{...axis, values: (_, values) => values.map(value => view.formatPlace(value)), space: 90},
+        {...axis, values: format, size: 76, ...(this.unit === "bytes" ? {incrs: POWERS} : {})}],
+      series: [{}, ...this.lines.map(({series, curve}) => ({...series, spanGaps: true,
+        points: {show: curve !== undefined && curve.count <= POINTS_UNTIL, size: 5}}))],
+      hooks: {
+        draw: [plot => this.drawMarks(plot)],
+        setCursor: [plot => this.showValues(plot.cursor.idx)],
+        setSelect: [plot => {
+          const {left, width} = plot.select;
+          plot.setSelect({left: 0, width: 0, top: 0, height: 0}, false);
+          if (width > 2) view.zoom([plot.posToVal(left, "x"), plot.posToVal(left + width, "x")]);
+        }],
+      },
+    };
+  }
+
+  /** Return how the vertical axis is chosen: all values, with a margin, and the limits near them. */
+  makeRange() {
+    if (this.view.isLog) return (plot, low, high) => low === null ? [0.1, 10] : uPlot.rangeLog(low, high, 10, false);
+    return (plot, low, high) => {
+      if (low === null) return [0, 1];
+      const margin = (high - low || Math.abs(low) || 1) * 0.06;
+      const isShare = this.unit !== "" && low >= 0;
+      return [isShare ? 0 : low - margin, high + margin];
+    };
+  }
+
+  /** Show the range that all charts show. */
+  fit() {
+    if (!this.plot) return;
+    const [low, high] = this.view.range ?? this.findRange();
+    this.plot.setScale("x", {min: low, max: high === low ? low + 1 : high});
+  }
+
+  findRange() {
+    const {marks, axis} = this.view;
+    const ends = this.view.charts.flatMap(chart => chart.curves.flatMap(curve =>
+      curve.last ? [curve.steps.first, curve.last.step] : []));
+    return ends.length ? this.view.place([Math.min(...ends), Math.max(...ends)]) : [0, 1];
+  }
+
+  resize() {
+    const width = this.holder.clientWidth;
+    if (this.plot && width && Math.abs(width - this.plot.width) > 1)
+      this.plot.setSize({width, height: 240});
+  }
+
+  /** Draw the limits, the steps that are not finite, and the marks. */
+  drawMarks(plot) {
+    const {ctx: context, bbox} = plot, scale = devicePixelRatio;
+    context.save();
+    for (const [name, value] of Object.entries(this.limits)) {
+      const y = plot.valToPos(value, "y", true);
+      if (y < bbox.top || y > bbox.top + bbox.height) continue;
+      context.strokeStyle = context.fillStyle = colorOf("--warning");
+      context.setLineDash([6 * scale, 4 * scale]);
+      context.beginPath();
+      context.moveTo(bbox.left, y);
+      context.lineTo(bbox.left + bbox.width, y);
+      context.stroke();
+      context.font = `${11 * scale}px system-ui, sans-serif`;
+      [context.textAlign, context.textBaseline] = ["left", "alphabetic"];
+      context.fillText(`${name} ${formatNumber(value)}`, bbox.left + 6 * scale, y - 4 * scale);
+    }
+    context.setLineDash([]);
+    this.drawn = [];
+    const lost = this.curves.filter(curve => curve.isShown).flatMap(curve =>
+      curve.not_finite.first.map(step => ({kind: "incident", step, text: `${curve.name} is not finite`})));
+    const marks = [...this.view.marks.filter(mark => !this.view.hidden.has(mark.kind)), ...lost];
+    const places = this.view.place(marks.map(mark => mark.step).sort((a, b) => a - b));
+    marks.sort((a, b) => a.step - b.step).forEach((mark, at) => {
+      const x = plot.valToPos(places[at], "x", true);
+      if (x < bbox.left - 1 || x > bbox.left + bbox.width + 1 || this.drawn.length > MOST_DRAWN_MARKS) return;
+      this.drawn.push({...mark, x: x / scale - bbox.left / scale});
+      drawMark(context, mark.kind, x, bbox.top + bbox.height, 4 * scale);
+    });
+    context.restore();
+  }
+
+  /** Show the values at the cursor, or the last ones, and the marks near it. */
+  showValues(index) {
+    const isAt = index !== null && index !== undefined && this.plot;
+    this.curves.forEach((curve, number) => {
+      const line = this.lines?.findIndex(one => one.curve === curve) ?? -1;
+      let value = curve.last?.value, suffix = "";
+      if (isAt && line >= 0) {
+        let at = index;
+        const column = this.plot.data[line + 1];
+        while (at >= 0 && (column[at] === null || column[at] === undefined)) at -= 1;
+        value = column[at];
+      }
+      this.values[number].textContent = curve.last && value !== undefined ? formatValue(value, this.unit) : "";
+    });
+    if (!isAt) return;
+    const near = (this.drawn ?? []).filter(mark => Math.abs(mark.x - this.plot.cursor.left) < 5);
+    const place = `${AXES[this.view.unit]} ${this.view.formatPlace(this.plot.data[0][index])}`;
+    this.notes.textContent = [place, ...new Set(near.map(mark => mark.text))].slice(0, 4).join(" · ");
+  }
+
+  /** Move the cursor and the range by the keyboard. */
+  move(event) {
+    const {plot, view} = this, {min, max} = plot?.scales.x ?? {};
+    if (!plot || event.target !== this.figure) return;
+    const width = plot.over.clientWidth, at = Math.max(0, plot.cursor.left ?? 0);
+    const keys = {
+      ArrowLeft: () => plot.setCursor({left: Math.max(0, at - width / 50), top: 10}),
+      ArrowRight: () => plot.setCursor({left: Math.min(width - 1, at + width / 50), top: 10}),
+      "+": () => view.zoom([min + (max - min) / 4, max - (max - min) / 4]),
+      "-": () => view.zoom([min - (max - min) / 2, max + (max - min) / 2]),
+      Escape: () => view.zoom(null), 0: () => view.zoom(null),
+    };
+    if (keys[event.key] && !event.ctrlKey && !event.metaKey) {
+      event.preventDefault();
+      keys[event.key]();
+    }
+  }
+
+  /** Return the values as a table; a long one has some of them. */
+  makeTable() {
+    const rows = new Map();
+    const curves = this.curves.map(curve => this.decode(curve));
+    curves.forEach((curve, number) => curve.at.forEach((step, at) => {
+      if (!rows.has(step)) rows.set(step, Array(curves.length).fill(null));
+      rows.get(step)[number] = curve.y[at];
+    }));
+    const steps = [...rows.keys()].sort((a, b) => a - b);
+    const every = Math.ceil(steps.length / MOST_TABLE_ROWS);
+    const chosen = steps.filter((_, at) => at % every === 0 || at === steps.length - 1);
+    const most = [["last", "last"], ["lowest", "lowest"], ["highest", "highest"]];
+    return make("div", {},
+      makeTable(["curve", "values", ...most.map(([label]) => label), "not finite"],
+        this.curves.map(curve => [curve.name, curve.count, ...most.map(([, key]) => curve[key]
+          ? {value: curve[key].value, text: `${formatValue(curve[key].value, this.unit)} (step ${formatNumber(curve[key].step)})`}
+          : null), curve.not_finite.count]), {caption: `${this.title}, in short`}),
+      makeTable(["step", ...curves.map(curve => curve.name)],
+        chosen.map(step => [step, ...rows.get(step)]), {caption: every > 1
+          ? `${this.title}: one of ${every} points of the chart` : this.title}));
+  }
+}
+
+function drawMark(context, kind, x, bottom, size) {
+  const [color, , shape] = MARKS[kind] ?? ["--soft", kind, "line"];
+  context.fillStyle = context.strokeStyle = colorOf(color);
+  context.beginPath();
+  if (shape === "square") {
+    context.rect(x - size / 2, bottom - size, size, size);
+  } else if (shape === "triangle") {
+    context.moveTo(x, bottom - 2.5 * size);
+    context.lineTo(x + size, bottom);
+    context.lineTo(x - size, bottom);
+  } else {
+    context.rect(x - size / 8, bottom - 1.5 * size, size / 4, 1.5 * size);
+  }
+  context.fill();
+}
+
+/** Return a curve in words. */
+function describeCurve(curve) {
+  if (!curve.last) return `${curve.name} has no values`;
+  const parts = ["last", "lowest", "highest"].filter(key => curve[key]).map(key =>
+    `${key} ${formatNumber(curve[key].value)} in step ${formatNumber(curve[key].step)}`);
+  return `${curve.name}: ${parts.join(", ")}`;
+}

@@ -1,0 +1,90 @@
+// The page of a run.
+
+function showRun(data) {
+  const of = data.total_steps ? ` of ${formatNumber(data.total_steps)}` : "";
+  const reason = data.reason ? `: ${data.reason}` : "";
+  const at = data.step === null ? "no steps yet" : `step ${formatNumber(data.step)}${of}`;
+  const view = new View(data.axis, data.marks);
+  const charts = data.charts.map(chart => new Chart(view, chart));
+  const hidden = data.omitted ? `${formatNumber(data.omitted)} more charts are not on this page, ` +
+    `such as ${data.omitted_charts.slice(0, 3).join(", ")}. surestep plot RUN --of NAME draws one.` : null;
+  showPage(data.run, `${data.state}${reason} · ${at}`,
+    makeNumbers(data, at),
+    make("div", {class: "columns"},
+      makeSection("What was trained", makePairs(data.facts)),
+      makeSection("Where the time went", makeTimes(data.time))),
+    makeSection("Curve", data.curve.map(makeState)),
+    makeSection("Findings", data.findings.map(makeFinding)),
+    makeSection("Steps that were not finite", data.incidents.map(incident =>
+      make("div", {class: "finding error"}, make("p", {}, incident.text), makeCommand(incident.command)))),
+    makeSection("Next", data.commands.map(({what, command}) =>
+      make("div", {}, make("p", {class: "soft small"}, what), makeCommand(command)))),
+    charts.length ? makeControls(view) : makeSection("Curves", make("p", {}, "No step has been recorded yet.")),
+    make("div", {class: "charts"}, charts.map(chart => chart.figure)),
+    hidden ? make("p", {class: "soft small"}, hidden) : null,
+    makeSection("Options", data.plan.length ? makeFilteredTable(["option", "value", "reason"],
+      data.plan.map(({option, value, reason}) => [option, JSON.stringify(value), reason ?? ""]),
+      "options with their reasons") : null),
+    makeSection("Environment", Object.keys(data.environment).length
+      ? makePairs(flatten(data.environment)) : null),
+    make("p", {class: "soft small"}, `Written by surestep ${data.version}. This page requests nothing.`));
+}
+
+function makeNumbers(data, at) {
+  const {best} = data, known = data.time.filter(part => part.seconds !== null);
+  const seconds = known.reduce((sum, part) => sum + part.seconds, 0);
+  return make("div", {class: "numbers"},
+    best ? makeNumber(formatNumber(best.value),
+      `${best.mode === "max" ? "highest" : "lowest"} ${best.metric}, step ${formatNumber(best.step)}`, "main") : null,
+    makeNumber(data.state, at, `state-${data.state}`),
+    makeNumber(formatDuration(seconds), "in all"),
+    data.final.flatMap(one => Object.entries(one.metrics).slice(0, 4).map(([name, value]) =>
+      makeNumber(formatNumber(value), `${name} (${one.which}, step ${formatNumber(one.step)})`))),
+    makeNumber(String(data.findings.length + data.incidents.length), "findings and incidents"));
+}
+
+/** Return a bar with the share of each part of the time, and its numbers. */
+function makeTimes(parts) {
+  const total = parts.reduce((sum, part) => sum + (part.seconds ?? 0), 0);
+  if (!total) return make("p", {class: "soft"}, "Nothing was recorded.");
+  const bar = make("div", {class: "bar", "aria-hidden": "true"}, parts.map((part, number) => {
+    const piece = make("span", {class: `series-${number}`});
+    piece.style.flexGrow = (part.seconds ?? 0) / total;
+    return piece;
+  }));
+  return [bar, make("table", {class: "pairs"}, make("tbody", {}, parts.map((part, number) =>
+    make("tr", {}, make("th", {scope: "row"}, make("i", {class: `swatch series-${number}`}), part.name),
+      make("td", {}, part.seconds === null ? "not known: an older version did not record it"
+        : `${formatDuration(part.seconds)} (${formatShare(part.seconds / total)})`)))))];
+}
+
+function makeState(state) {
+  return make("div", {class: state.is_healthy ? "finding" : "finding warning"},
+    make("h3", {}, state.title), make("p", {}, state.message),
+    state.is_healthy || !state.causes.length ? null : [
+      make("p", {class: "soft small"}, "Usual causes, in the order to try:"),
+      make("ol", {}, state.causes.map(cause => make("li", {}, cause.text,
+        cause.command ? makeCommand(cause.command) : null)))]);
+}
+
+function makeFinding(finding) {
+  const place = finding.file ? `${finding.file}${finding.line ? `:${finding.line}` : ""}` : null;
+  const evidence = flatten(finding.evidence ?? {});
+  return make("div", {class: `finding ${finding.severity}`},
+    make("h3", {}, [finding.rule, finding.name].filter(Boolean).join(" "),
+      make("span", {class: "soft small"}, ` ${finding.severity}`)),
+    make("p", {}, finding.message), make("p", {}, finding.fix),
+    place ? make("p", {class: "soft small"}, place) : null,
+    evidence.length ? makeDetails("Evidence", () => makePairs(evidence)) : null,
+    makeCommand(`surestep explain ${finding.rule}`));
+}
+
+/** Return nested values as pairs of a name with dots and a text. */
+function flatten(value, name = "") {
+  if (value !== null && typeof value === "object" && !Array.isArray(value))
+    return Object.entries(value).flatMap(([key, inner]) => flatten(inner, name ? `${name}.${key}` : key));
+  return [[name, typeof value === "string" ? value : JSON.stringify(value)]];
+}
+
+const run = readData();
+if (run.kind === "run") showRun(run);

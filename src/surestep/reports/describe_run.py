@@ -1,0 +1,235 @@
+"""The numbers of the page of a run."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from surestep.base.errors import CheckpointError
+from surestep.base.paths import is_address
+from surestep.base.text import format_count
+from surestep.base.version import VERSION
+from surestep.record.io import read_json
+from surestep.record.records import Records, read_records
+from surestep.record.run import Run
+from surestep.record.schemas import ENVIRONMENT, PLAN_ENTRIES, UNDOING
+from surestep.reports.charts import MOST, list_charts
+from surestep.reports.curves import RANGES, Chart, choose_windows, find_spikes, thin_chart
+from surestep.reports.diagnosis import diagnose
+
+REPORT_FORMAT = 1
+_AXIS_POINTS = 500
+_LONG = 2 * RANGES  # values, from which on a curve has fewer points in the page
+_LONG_CURVES = 20  # of which each has all ranges; more share them
+_DENSE = 0.9  # of the steps: then a curve has a value in each
+_MOST_MARKS = 1000  # of each kind
+_MARKS = {"checkpoint", "evaluation", "incident", "skipped", "spike", "branch", *UNDOING}
+
+
+def describe_run(run: Run, name: str) -> dict[str, Any]:
+    """Return the numbers of the page of a run, whatever state it is in; docs/report.md has them.
+
+    Args:
+        run: may be running.
+        name: its folder or its address, for commands.
+
+    Returns:
+        What JSON can hold, and the arrays of curves. A number that is not finite is None.
+
+    Raises:
+        RunError: a file of the run is missing, or cannot be read.
+    """
+    records = read_records(run.events())
+    config, status = run.config, run.status
+    options = config.get("decided", {})
+    found = diagnose(run, name, records)
+    charts = list_charts(records, options)
+    marks = list(_list_marks(records))
+    shown, omitted = charts[:MOST], charts[MOST:]
+    return {
+        "format": REPORT_FORMAT,
+        "version": VERSION,
+        "kind": "run",
+        "run": name if is_address(name) else run.name,
+        "state": found["state"],
+        "reason": str(status.get("reason", "")),
+        "step": found["step"],
+        "total_steps": found["total_steps"],
+        "facts": _list_facts(config, options),
+        "best": _describe_best(run),
+        "time": _describe_time(records, status),
+        "curve": found["curve"],
+        "findings": found["findings"],
+        "incidents": found["incidents"],
+        "commands": _list_commands(name, found["state"], config),
+        "axis": _describe_axis(records),
+        "charts": _thin(shown, marks, len(records.trained)),
+        "omitted_charts": [chart.title for chart in omitted[:MOST]],
+        "omitted": len(omitted),
+        "marks": _limit(marks),
+        "final": [
+            {"step": one.step, "which": one.which, "metrics": _numbers(one.metrics)}
+            for one in records.history.final
+        ],
+        "plan": _read(run, "plan.json", PLAN_ENTRIES, []),
+        "config": {key: config[key] for key in ("config", "task", "data") if config.get(key)},
+        "environment": _read(run, "environment.json", ENVIRONMENT, {}),
+    }
+
+
+def _thin(
+    charts: Sequence[Chart], marks: Sequence[Mapping[str, Any]], steps: int
+) -> list[dict[str, Any]]:
+    curves = [curve for chart in charts for curve in chart.curves]
+    long = [curve for curve in curves if len(curve.steps) > _LONG]
+    dense = sum(len(curve.steps) > _DENSE * steps for curve in long)
+    spikes = [step for curve in long[:2] for step in find_spikes(curve)]
+    near = [mark for mark in marks if mark["kind"] != "evaluation"]
+    near.sort(key=lambda mark: (mark["kind"] == "checkpoint", -mark["step"]))
+    windows = choose_windows([*spikes, *(mark["step"] for mark in near)], dense)
+    ranges = RANGES if len(long) <= _LONG_CURVES else max(50, RANGES * _LONG_CURVES // len(long))
+    return [thin_chart(chart, windows, ranges) for chart in charts]
+
+
+def _list_facts(config: Mapping[str, Any], options: Mapping[str, Any]) -> list[list[str]]:
+    """Return what was trained, by label."""
+    splits = {"training data": _find(config, "data", "train samples")}
+    for split in _find(config, "validation") or ():
+        splits[f"{split} data"] = _find(config, "validation", split, "samples")
+    facts = {
+        "recipe": config["recipe"].get("name") or "a script",
+        "task": ", ".join(f"{key}={value}" for key, value in config["task"].items()),
+        "model": _find(config, "model"),
+        "loss": _find(config, "loss", "called"),
+        **{
+            name: format_count(count, "sample")
+            for name, count in splits.items()
+            if isinstance(count, int)
+        },
+        "optimizer": f"{options.get('optim.name')}, lr {options.get('optim.lr')}"
+        if options.get("optim.name")
+        else None,
+        "batch size": options.get("batch_size"),
+        "precision": options.get("precision"),
+        "strategy": options.get("parallel.strategy"),
+        "device": _find(config, "machine", "device"),
+        "parent": _describe_parent(config.get("from")),
+    }
+    return [[label, str(value)] for label, value in facts.items() if value]
+
+
+def _find(found: Any, *keys: str) -> Any:
+    """Return what is at some keys of nested dicts; None if a file of anyone has it otherwise."""
+    for key in keys:
+        found = found.get(key) if isinstance(found, dict) else None
+    return found
+
+
+def _describe_parent(parent: Mapping[str, Any] | None) -> str | None:
+    return None if parent is None else f"step {parent['step']} of {parent['run']}"
+
+
+def _describe_best(run: Run) -> dict[str, Any] | None:
+    """Return the best value of validation.metric; None without evaluations."""
+    if run.monitor is None:
+        return None
+    metric, mode = run.monitor
+    try:
+        best = run.find_checkpoint("best")
+    except CheckpointError:
+        return None
+    value = None if best is None else best.metrics.get(metric)
+    if best is None or value is None:
+        return None
+    known = {"metric": metric, "mode": mode, "step": best.step, "path": best.path.name}
+    return {**known, **_numbers({"value": value})}
+
+
+def _describe_time(records: Records, status: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the seconds of each part of the run; None if they were not recorded."""
+    evaluations = [one for one in records.events if one["event"] == "evaluation"]
+    saves = [one for one in records.events if one["event"] == "checkpoint"]
+    return [
+        {"name": "computing", "seconds": records.seconds - records.data_wait_s},
+        {"name": "waiting for data", "seconds": records.data_wait_s},
+        {"name": "evaluating", "seconds": _add_up(evaluations, "seconds")},
+        {"name": "waiting for checkpoints", "seconds": _add_up(saves, "blocked_s")},
+    ]
+
+
+def _add_up(events: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    """Return the sum of a number of all events; None if one of them lacks it."""
+    known = [event.get(name) for event in events]
+    return None if None in known else float(sum(map(float, filter(None, known))))
+
+
+def _list_commands(name: str, state: str, config: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Return what can be typed next."""
+    run = shlex.quote(name)
+    if is_address(name):
+        return [{"what": "Copy the run to this machine", "command": f"surestep mirror fetch {run}"}]
+    commands = {"Compare it with another run": f"surestep report {run} OTHER_RUN"}
+    if config["recipe"]:
+        commands = {"Evaluate its best model": f"surestep evaluate {run}", **commands}
+        if state in ("stopped", "killed", "failed"):
+            commands = {"Resume it": f"surestep resume {run}", **commands}
+    return [{"what": what, "command": command} for what, command in commands.items()]
+
+
+def _describe_axis(records: Records) -> dict[str, Any]:
+    """Return what each step is in other units, at some of the log points.
+
+    Returns:
+        "steps", and "epoch", "samples" and "seconds" of training at their ends, since the start.
+    """
+    points = records.log_points
+    count = len(points["step"])
+    at = np.unique(np.linspace(0, count - 1, min(count, _AXIS_POINTS)).astype(int))
+    columns = {name: np.nan_to_num(points[name]) for name in ("samples", "seconds")}
+    return {
+        "steps": points["step"].astype(np.int64)[at],
+        "epoch": points["epoch"][at],
+        **{name: np.cumsum(values)[at] for name, values in columns.items()},
+    }
+
+
+def _list_marks(records: Records) -> Iterator[dict[str, Any]]:
+    """Yield what happened at a step: checkpoints, resumes, incidents, skipped steps, and so on."""
+    for event in records.events:
+        if event["event"] in _MARKS and type(event.get("step")) is int:
+            yield {"kind": event["event"], "step": event["step"], "text": _describe_mark(event)}
+
+
+def _describe_mark(event: Mapping[str, Any]) -> str:
+    kind, step = event["event"], f"step {event['step']:,}"
+    if kind in UNDOING:
+        return f"{kind} from {step}"
+    if kind == "skipped":
+        return f"skipped {step}: {event['reason']}"
+    return f"{kind} of {step}"
+
+
+def _limit(marks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the newest marks of each kind."""
+    by_kind: dict[str, list[dict[str, Any]]] = {}
+    for mark in marks:
+        by_kind.setdefault(mark["kind"], []).append(mark)
+    return [mark for found in by_kind.values() for mark in found[-_MOST_MARKS:]]
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers; those that are not finite are None, and tables are left out."""
+    return {
+        name: float(value) if np.isfinite(float(value)) else None
+        for name, value in values.items()
+        if isinstance(value, (int, float, str)) and not isinstance(value, bool)
+    }
+
+
+def _read(run: Run, name: str, schema: Any, missing: Any) -> Any:
+    path = run.path / name
+    return read_json(path, schema) if os.path.lexists(path) else missing

@@ -1,0 +1,68 @@
+"""The HTML file around a page: its data, style and scripts, and the policy that protects it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+import orjson
+
+_ASSETS = files("surestep.reports") / "assets"
+_SHARED = ("dom.js", "table.js", "page.js")  # of each page, in the order of their use
+CHARTS = ("uplot/uPlot.iife.min.js", "charts.js")
+_STYLES = ("uplot/uPlot.min.css", "page.css")
+
+
+def render_page(title: str, data: Mapping[str, Any], scripts: Sequence[str]) -> str:
+    """Return a page, which its scripts draw from the data.
+
+    No file of a run can run code in it: the data are JSON in an element that is not a script, the
+    scripts set text and never HTML, and the policy has the browser run no script but these, apply
+    no other style, and request nothing.
+
+    Args:
+        title: of the page.
+        data: what JSON can hold; numbers that are not finite are null.
+        scripts: files in the folder of assets, besides those of each page.
+    """
+    code = _read((*_SHARED, *scripts))
+    style = _read(_STYLES)
+    policy = (
+        f"default-src 'none'; script-src {_hash(code)}; style-src {_hash(style)}; "
+        f"img-src data:; {_connect(data)}base-uri 'none'; form-action 'none'"
+    )
+    # "<" in JSON is only in texts. Without it, nothing can end the element or begin a comment.
+    text = orjson.dumps(data).decode().replace("<", "\\u003c")
+    return "\n".join(
+        [
+            "<!doctype html>",
+            '<html lang="en"><head><meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<meta name="referrer" content="no-referrer">',
+            '<link rel="icon" href="data:,">',
+            f"<title>{escape(title)}</title><style>{style}</style></head><body>",
+            "<noscript>This page draws its numbers with JavaScript, which is turned off. "
+            "surestep report RUN --json prints them.</noscript>",
+            f'<script type="application/json" id="data">{text}</script>',
+            f"<script>{code}</script></body></html>\n",
+        ]
+    )
+
+
+def _read(names: Sequence[str]) -> str:
+    return "\n".join(_ASSETS.joinpath(name).read_text(encoding="utf-8") for name in names)
+
+
+def _hash(text: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return f"'sha256-{digest}'"
+
+
+def _connect(data: Mapping[str, Any]) -> str:
+    """Return the policy of a live page: it may ask the server that it comes from."""
+    return "connect-src 'self'; " if "live" in data else ""
