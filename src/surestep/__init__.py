@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from surestep.record.runs import RunList as RunList
     from surestep.record.runs import RunSummary as RunSummary
     from surestep.record.runs import runs as runs
+    from surestep.reports.write import report as report
     from surestep.tracking.tracker import Tracker as Tracker
     from surestep.trainer.prepare import prepare as prepare
     from surestep.trainer.replay import replay as replay
@@ -123,6 +124,7 @@ _HOMES = {
     "metrics": "surestep.engine.metrics",
     "prepare": "surestep.trainer.prepare",
     "replay": "surestep.trainer.replay",
+    "report": "surestep.reports.write",
     "runs": "surestep.record.runs",
     "samplers": "surestep.engine.data.samplers",
     "search": "surestep.tuning.search",

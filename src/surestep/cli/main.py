@@ -30,7 +30,7 @@ COMMANDS = {
     "watch": "watch SCRIPT [ARGS]: run a script, and report what is silently wrong in its training",
     "explain": "explain [RULE]: explain the mistakes that check and watch find",
     "diagnose": "diagnose [RUN]: name the curve of a run, and what usually causes it",
-    "report": "report [RUN]: write a page that shows a run: curves, findings, time and options",
+    "report": "report [RUN...]: write a page that shows a run, or compares runs",
     "plot": "plot [RUN...]: draw the losses, metrics and learning rate of runs as text",
     "runs": "runs [FOLDER]: list the runs in a folder with state, step, best metric and size",
     "ckpt": "ckpt list|verify|export|diff: inspect the checkpoints of a run",

@@ -1,50 +1,86 @@
-"""`surestep report [RUN]`."""
+"""`surestep report [RUN ...]`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+from surestep.base.errors import RunError
 from surestep.base.paths import is_address
 from surestep.base.text import print_escaped, print_json
 from surestep.cli.open_run import open_run
 from surestep.cli.parse import command
+from surestep.record.checkpoint_ref import is_run
 from surestep.record.io import dumps
-from surestep.record.runs import newest_run
+from surestep.record.run import Run
+from surestep.record.runs import find_runs, newest_run
 
 _RUNS = Path("runs")
 
 
 @command("report")
 def run(
-    folder: Annotated[str | None, tyro.conf.arg(metavar="RUN")] = None,
+    folders: Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN")] = (),
     /,
     *,
     out: str | None = None,
     json: bool = False,
 ) -> int:
-    """Write a page that shows a run: its curves, findings, time and options.
+    """Write a page that shows a run: its curves, findings, time and options; or compare runs.
 
     The page is one file, report.html in the run folder. It works offline, and requests nothing.
+    That of several runs is report.html in the folder that has them all, or in this one.
 
     Args:
-        folder: Run folder, or the address of its mirror; by default the newest run in runs.
+        folders: Run folders, addresses of mirrors, or folders of runs; by default the newest run
+            in runs.
         out: The file to write or replace.
         json: Print the numbers of the page as JSON, and write no page.
     """
-    from surestep.reports.describe_run import describe_run
-    from surestep.reports.write import PAGE, as_lists, write_page
+    from surestep.reports.write import as_lists, describe, write_page
 
-    name = str(newest_run(_RUNS)) if folder is None else folder
-    with open_run(name) as opened:
-        data = describe_run(opened, name)
+    names = list_runs(folders)
+    with ExitStack() as stack:
+        runs = {name: stack.enter_context(open_run(name)) for name in names}
+        data = describe(runs)
         if json:
             print_json(dumps(as_lists(data)))
             return 0
-        home = Path(f"{opened.name}-{PAGE}") if is_address(name) else opened.path / PAGE
-        path = home if out is None else Path(out)
+        path = _choose_path(folders, runs) if out is None else Path(out)
         write_page(path, data)
     print_escaped(str(path))
     return 0
+
+
+def list_runs(folders: Sequence[str]) -> list[str]:
+    """Return the runs that are typed, and those in the folders of runs that are.
+
+    Raises:
+        RunError: a folder does not exist, or has no runs.
+    """
+    names = []
+    for name in folders or [str(newest_run(_RUNS))]:
+        path = Path(name)
+        if is_address(name) or is_run(path) or not path.is_dir():
+            names.append(name)  # opening it says what is wrong
+            continue
+        found = sorted(map(str, find_runs(path)))
+        if not found:
+            raise RunError(f"There is no run in {name}. Pass the folder of a run, or of runs.")
+        names += found
+    return list(dict.fromkeys(names))
+
+
+def _choose_path(folders: Sequence[str], runs: Mapping[str, Run]) -> Path:
+    from surestep.reports.write import PAGE
+
+    if len(folders) == 1 and not is_address(folders[0]):
+        return Path(folders[0]) / PAGE
+    if len(runs) == 1:
+        name, opened = next(iter(runs.items()))
+        return Path(f"{opened.name}-{PAGE}") if is_address(name) else opened.path / PAGE
+    return Path(PAGE)

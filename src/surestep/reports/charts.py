@@ -15,7 +15,7 @@ _OWN = {"time", "train/loss", "grad_norm", "lr"}
 
 
 def list_charts(records: Records, options: Mapping[str, Any]) -> list[Chart]:
-    """Return the charts of a run, the most important first.
+    """Return the charts of a run except those of layers, the most important first.
 
     Args:
         records: of the run.
@@ -26,7 +26,6 @@ def list_charts(records: Records, options: Mapping[str, Any]) -> list[Chart]:
         *_list_rates(records),
         *_list_norms(records, options),
         *_list_costs(records),
-        *_list_layers(records),
     ]
     return [chart for chart in charts if chart.curves]
 
@@ -75,12 +74,13 @@ def _list_costs(records: Records) -> Iterator[Chart]:
         yield Chart(title, curves, unit, about=about if unit != "bytes" else "")
 
 
-def _list_layers(records: Records) -> Iterator[Chart]:
+def list_layers(records: Records) -> Iterator[Chart]:
+    """Yield the charts of the norms of the layers that were recorded."""
     titles = {
         "grad_norm": "gradient norm of each layer",
         "weight_norm": "weight norm of each layer",
         "update_norm": "norm of the update of each layer",
     }
     for kind, title in titles.items():
-        layers = records.layers.get(kind, {})
-        yield Chart(title, [Curve(name, *column) for name, column in layers.items()])
+        if layers := records.layers.get(kind):
+            yield Chart(title, [Curve(name, *column) for name, column in layers.items()])

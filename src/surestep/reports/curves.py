@@ -113,8 +113,7 @@ def _thin(curve: Curve, windows: Sequence[tuple[int, int]], ranges: int) -> dict
 
     Returns:
         "steps" and "values", which are finite; "means" of the ranges at "mean_steps", which are
-        empty if all values are there; "count" of all values; "not_finite" with their count and
-        first steps; "lowest", "highest" and "last" with step and value.
+        empty if all values are there; and what `summarize_curve` returns.
     """
     finite = np.isfinite(curve.values)
     steps, values = curve.steps[finite], curve.values[finite]
@@ -128,13 +127,21 @@ def _thin(curve: Curve, windows: Sequence[tuple[int, int]], ranges: int) -> dict
         for first, last in windows:
             near[np.searchsorted(steps, first) : np.searchsorted(steps, last, "right")] = True
         kept_steps, kept_values = steps[near], values[near]
-    lost = curve.steps[~finite]
     return {
         "name": curve.name,
         "steps": kept_steps,
         "values": kept_values,
         "mean_steps": mean_steps,
         "means": means,
+        **summarize_curve(curve),
+    }
+
+
+def summarize_curve(curve: Curve) -> dict[str, Any]:
+    """Return "count" of the values, "not_finite", and "lowest", "highest" and "last" with steps."""
+    finite = np.isfinite(curve.values)
+    steps, values, lost = curve.steps[finite], curve.values[finite], curve.steps[~finite]
+    return {
         "count": len(curve.values),
         "not_finite": {"count": len(lost), "first": lost[:_MOST_SHOWN].tolist()},
         "lowest": _describe(steps, values, int(values.argmin())) if len(values) else None,

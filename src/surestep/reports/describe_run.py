@@ -17,7 +17,7 @@ from surestep.record.io import read_json
 from surestep.record.records import Records, read_records
 from surestep.record.run import Run
 from surestep.record.schemas import ENVIRONMENT, PLAN_ENTRIES, UNDOING
-from surestep.reports.charts import MOST, list_charts
+from surestep.reports.charts import MOST, list_charts, list_layers
 from surestep.reports.curves import RANGES, Chart, choose_windows, find_spikes, thin_chart
 from surestep.reports.diagnosis import diagnose
 
@@ -47,7 +47,7 @@ def describe_run(run: Run, name: str) -> dict[str, Any]:
     config, status = run.config, run.status
     options = config.get("decided", {})
     found = diagnose(run, name, records)
-    charts = list_charts(records, options)
+    charts = [*list_charts(records, options), *list_layers(records)]
     marks = list(_list_marks(records))
     shown, omitted = charts[:MOST], charts[MOST:]
     return {
@@ -66,7 +66,7 @@ def describe_run(run: Run, name: str) -> dict[str, Any]:
         "findings": found["findings"],
         "incidents": found["incidents"],
         "commands": _list_commands(name, found["state"], config),
-        "axis": _describe_axis(records),
+        "axes": [describe_axis(records)],
         "charts": _thin(shown, marks, len(records.trained)),
         "omitted_charts": [chart.title for chart in omitted[:MOST]],
         "omitted": len(omitted),
@@ -180,7 +180,7 @@ def _list_commands(name: str, state: str, config: Mapping[str, Any]) -> list[dic
     return [{"what": what, "command": command} for what, command in commands.items()]
 
 
-def _describe_axis(records: Records) -> dict[str, Any]:
+def describe_axis(records: Records) -> dict[str, Any]:
     """Return what each step is in other units, at some of the log points.
 
     Returns:

@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from surestep.base.errors import ConfigError
 from surestep.base.files import replace_file
 from surestep.record.io import explain_write_errors
 from surestep.record.run import Run
 from surestep.reports.curves import encode_curve
 from surestep.reports.describe_run import describe_run
+from surestep.reports.describe_runs import describe_runs
 from surestep.reports.page import CHARTS, render_page
 
 PAGE = "report.html"
+_SCRIPTS = ("run.js", "runs.js", "start.js")
 
 
-def report(run: Run | str | Path, out: str | Path | None = None) -> Path:
-    """Write the page of a run: one file, which works offline.
+def report(
+    runs: Run | str | Path | Sequence[Run | str | Path], out: str | Path | None = None
+) -> Path:
+    """Write the page of a run, or one that compares runs: one file, which works offline.
 
     Args:
-        run: a run, or its folder. It may be running.
-        out: the file to write or replace; by default report.html in the run folder.
+        runs: a run or its folder, or several. They may be running.
+        out: the file to write or replace; by default report.html in the folder of the run, and
+            for several runs in the current folder.
 
     Returns:
         The page.
 
     Raises:
-        RunError: a file of the run is missing or cannot be read, or the page cannot be written.
+        ConfigError: there is no run.
+        RunError: a file of a run is missing or cannot be read, or the page cannot be written.
 
     Example:
         >>> import torch
@@ -41,10 +48,26 @@ def report(run: Run | str | Path, out: str | Path | None = None) -> Path:
         >>> print(surestep.report("runs/shown"))
         runs/shown/report.html
     """
-    read = run if isinstance(run, Run) else Run(Path(run))
-    path = read.path / PAGE if out is None else Path(out)
-    write_page(path, describe_run(read, str(read.path)))
+    listed = [runs] if isinstance(runs, (Run, str, Path)) else list(runs)
+    opened = [one if isinstance(one, Run) else Run(Path(one)) for one in listed]
+    if not opened:
+        raise ConfigError("There is no run to report. Pass a run folder, or a list of them.")
+    home = opened[0].path / PAGE if len(opened) == 1 else Path(PAGE)
+    path = home if out is None else Path(out)
+    write_page(path, describe({str(one.path): one for one in opened}))
     return path
+
+
+def describe(runs: Mapping[str, Run]) -> dict[str, Any]:
+    """Return the numbers of the page of a run, or of several.
+
+    Args:
+        runs: by folder or address.
+    """
+    if len(runs) > 1:
+        return describe_runs(runs)
+    name, run = next(iter(runs.items()))
+    return describe_run(run, name)
 
 
 def write_page(path: Path, data: Mapping[str, Any]) -> None:
@@ -52,12 +75,12 @@ def write_page(path: Path, data: Mapping[str, Any]) -> None:
 
     Args:
         path: the file to write or replace.
-        data: what `describe_run` returns.
+        data: what `describe` returns.
 
     Raises:
         RunError: it cannot be written.
     """
-    page = render_page(f"{data['run']} - surestep", encode_arrays(data), (*CHARTS, "run.js"))
+    page = render_page(f"{data['run']} - surestep", encode_arrays(data), (*CHARTS, *_SCRIPTS))
     with (
         explain_write_errors(path, "file", " with --out (out= in Python)"),
         replace_file(path) as temporary,
@@ -68,10 +91,10 @@ def write_page(path: Path, data: Mapping[str, Any]) -> None:
 def encode_arrays(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the data with its curves as a page reads them."""
     charts = [
-        {**chart, "curves": [encode_curve(curve) for curve in chart["curves"]]}
+        {**encode_curve(chart), "curves": [encode_curve(curve) for curve in chart["curves"]]}
         for chart in data["charts"]
     ]
-    return {**data, "charts": charts, "axis": as_lists(data["axis"])}
+    return dict(as_lists({**data, "charts": charts}))
 
 
 def as_lists(value: Any) -> Any:

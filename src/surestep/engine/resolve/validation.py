@@ -3,27 +3,10 @@
 from difflib import get_close_matches
 from typing import Literal
 
+from surestep.config.metric_direction import direction_of
 from surestep.engine.metrics.base import find_object
 from surestep.engine.plan.context import Decision, PlanContext, resolves
 from surestep.engine.plan.specs import raw_name
-
-LARGER_IS_BETTER = frozenset(
-    (
-        "accuracy",
-        "acc",
-        "auroc",
-        "auc",
-        "f1",
-        "precision",
-        "recall",
-        "iou",
-        "dice",
-        "map",
-        "bleu",
-        "r2",
-    )
-)
-SMALLER_IS_BETTER = frozenset(("loss", "error", "mse", "mae", "rmse", "perplexity", "wer", "cer"))
 
 
 @resolves("validation.batch_size")
@@ -164,5 +147,4 @@ def better_direction(ctx: PlanContext) -> Literal["min", "max"] | None:
     declared = ctx.task_info.metrics.get(_metric_with_key(ctx, name) or name)
     if declared is not None:
         return declared
-    name = name.lower()
-    return "max" if name in LARGER_IS_BETTER else "min" if name in SMALLER_IS_BETTER else None
+    return direction_of(name)

@@ -37,8 +37,9 @@ function smooth(values, weight) {
 
 /** What all charts of a page share. */
 class View {
-  constructor(axis, marks) {
-    this.axis = axis;
+  /** axes: of each run, what its steps are in other units. marks: of a single run. */
+  constructor(axes, marks) {
+    this.axes = axes;
     this.marks = marks;
     this.unit = "step";
     this.isLog = false;
@@ -47,14 +48,14 @@ class View {
     this.range = null;  // of the horizontal axis; null is all of it
     this.charts = [];
     this.observer = new IntersectionObserver(entries => {
-      for (const entry of entries) if (entry.isIntersecting) entry.target.draw();
+      for (const {target, isIntersecting} of entries) target.chart.see(isIntersecting);
     }, {rootMargin: "100px"});
   }
 
   /** Return steps in the unit of the axis, between what is known of some of them. */
-  place(steps) {
+  place(steps, run = 0) {
     if (this.unit === "step") return Array.from(steps);
-    const {steps: known, [this.unit]: values} = this.axis;
+    const {steps: known, [this.unit]: values} = this.axes[run];
     let at = 0;
     return Array.from(steps, step => {
       while (at < known.length && known[at] < step) at += 1;
@@ -73,7 +74,12 @@ class View {
   set(name, value) {
     this[name] = value;
     if (name === "unit") this.range = null;
-    for (const chart of this.charts) chart.redraw();
+    this.redraw();
+  }
+
+  /** Draw the charts that are seen again now, and the others when they are seen. */
+  redraw() {
+    for (const chart of this.charts) chart.change();
   }
 
   formatPlace(value) {
@@ -83,9 +89,9 @@ class View {
 }
 
 /** Return the settings of all charts. */
-function makeControls(view) {
+function makeControls(view, ...more) {
   const select = make("select", {id: "unit", change: () => view.set("unit", select.value)},
-    Object.entries(AXES).filter(([unit]) => unit === "step" || view.axis.steps?.length).map(
+    Object.entries(AXES).filter(([unit]) => unit === "step" || view.axes.some(axis => axis.steps.length)).map(
       ([unit, label]) => make("option", {value: unit}, label)));
   const log = make("input", {type: "checkbox", change: () => view.set("isLog", log.checked)});
   const weight = make("input", {type: "range", min: 0, max: 0.99, step: 0.01, value: view.weight,
@@ -101,7 +107,7 @@ function makeControls(view) {
   });
   return make("div", {class: "controls card"},
     make("label", {}, "axis ", select), make("label", {}, log, "logarithmic"),
-    make("label", {}, "smoothing ", weight), boxes,
+    make("label", {}, "smoothing ", weight), boxes, more,
     make("button", {type: "button", click: () => view.zoom(null)}, "Show all"),
     make("span", {class: "soft small"}, "Drag to zoom; double-click to show all."));
 }
@@ -117,9 +123,9 @@ const MARKS = {
 
 /** A chart: a figure with its legend, and a table behind it. */
 class Chart {
-  constructor(view, {title, unit, limits, about, curves}) {
+  constructor(view, {title, unit, limits = {}, about = "", curves}) {
     Object.assign(this, {view, title, unit, limits, about});
-    this.curves = curves.map((curve, number) => ({...curve, number, isShown: true}));
+    this.curves = curves.map((curve, number) => ({number, isShown: true, ...curve}));
     this.plot = null;
     this.holder = make("div", {class: "plot"});
     this.legend = make("div", {class: "legend"});
@@ -127,14 +133,15 @@ class Chart {
       "aria-label": `${title}: ${curves.map(describeCurve).join("; ")}`},
       make("figcaption", {}, make("h3", {}, title), about ? make("p", {class: "soft small"}, about) : null),
       this.legend, this.holder, makeDetails("Table", () => this.makeTable()));
-    this.figure.draw = () => { if (!this.plot) this.redraw(true); };
+    this.figure.chart = this;
+    this.isSeen = false;
     this.values = this.curves.map(curve => this.makeEntry(curve));
     this.legend.append(...this.values.map(value => value.parentNode));
     this.notes = make("div", {class: "soft small note"});
     this.legend.append(this.notes);
     view.charts.push(this);
     view.observer.observe(this.figure);
-    redrawn.add(() => this.redraw(document.documentElement.classList.contains("printed")));
+    redrawn.add(() => this.change(document.documentElement.classList.contains("printed")));
     new ResizeObserver(() => this.resize()).observe(this.holder);
   }
 
@@ -144,7 +151,7 @@ class Chart {
     const toggle = () => {
       curve.isShown = !curve.isShown;
       entry.setAttribute("aria-pressed", curve.isShown);
-      this.redraw();
+      this.change();
     };
     const entry = make("button", {type: "button", class: "entry", "aria-pressed": true, click: toggle,
       title: describeCurve(curve)}, make("i", {class: `swatch series-${curve.number % COLORS}`}),
@@ -165,27 +172,54 @@ class Chart {
     const {view} = this, isLong = curve.count > SMOOTHED_FROM && view.weight > 0;
     const color = colorOf(`--series-${curve.number % COLORS}`);
     const dash = DASHES[Math.floor(curve.number / COLORS) % DASHES.length];
-    const lines = [{steps: curve.at, values: curve.y, curve,
+    const lines = [{steps: curve.at, values: curve.y, curve, run: curve.run,
       series: {stroke: isLong ? `${color}55` : color, width: isLong ? 1 : 1.6, dash}}];
     if (isLong) {
       const hasMeans = curve.mean.length > 0;
-      lines.push({steps: hasMeans ? curve.meanAt : curve.at,
+      lines.push({run: curve.run, steps: hasMeans ? curve.meanAt : curve.at,
         values: smooth(hasMeans ? curve.mean : curve.y, view.weight),
         series: {stroke: color, width: 2, dash}});
     }
     return lines;
   }
 
-  redraw(isNew = false) {
-    if (!this.plot && !isNew) return;
+  /** Note whether the chart is in the window; draw it if it is not drawn yet. */
+  see(isSeen) {
+    this.isSeen = isSeen;
+    if (isSeen && !this.isCurrent) this.redraw();
+  }
+
+  /** Draw again, now if the chart is seen or printed, and else when it is seen. */
+  change(isNow = this.isSeen) {
+    this.isCurrent = false;
+    if (isNow) this.redraw();
+  }
+
+  /** Return the lines of all curves that are shown; their steps are shared where they are the same. */
+  listLines() {
+    return this.curves.filter(curve => curve.isShown).flatMap(
+      curve => this.makeLines(this.decode(curve)));
+  }
+
+  redraw() {
     this.plot?.destroy();
-    const {view} = this, shown = this.curves.filter(curve => curve.isShown);
-    this.lines = shown.flatMap(curve => this.makeLines(this.decode(curve)));
-    const isDrawn = value => Number.isFinite(value) && (!view.isLog || value > 0);
-    const tables = this.lines.map(line => [view.place(line.steps),
-      Array.from(line.values, value => isDrawn(value) ? value : null)]);
-    const data = tables.length ? uPlot.join(tables) : [[], []];
-    this.note(data);
+    this.isCurrent = true;
+    const {view} = this, isDrawn = value => Number.isFinite(value) && (!view.isLog || value > 0);
+    // A table for each array of steps; those of different runs are at different places.
+    const tables = new Map();
+    for (const line of this.listLines()) {
+      const run = view.unit === "step" ? 0 : line.run ?? 0;
+      const ofRun = tables.get(run) ?? tables.set(run, new Map()).get(run);
+      const table = ofRun.get(line.steps) ?? ofRun.set(line.steps, {lines: [],
+        columns: [view.place(line.steps, run)]}).get(line.steps);
+      table.lines.push(line);
+      table.columns.push(Array.from(line.values, value => isDrawn(value) ? value : null));
+    }
+    const all = [...tables.values()].flatMap(ofRun => [...ofRun.values()]);
+    this.lines = all.flatMap(table => table.lines);
+    const columns = all.map(table => table.columns);
+    const data = columns.length > 1 ? uPlot.join(columns) : columns[0] ?? [[], []];
+    this.note();
     this.plot = new uPlot(this.makeOptions(), data, this.holder);
     this.fit();
   }
@@ -216,6 +250,7 @@ class Chart {
         {...axis, values: format, size: 76, ...(this.unit === "bytes" ? {incrs: POWERS} : {})}],
       series: [{}, ...this.lines.map(({series, curve}) => ({...series, spanGaps: true,
         points: {show: curve !== undefined && curve.count <= POINTS_UNTIL, size: 5}}))],
+      bands: this.listBands(),
       hooks: {
         draw: [plot => this.drawMarks(plot)],
         setCursor: [plot => this.showValues(plot.cursor.idx)],
@@ -226,6 +261,11 @@ class Chart {
         }],
       },
     };
+  }
+
+  /** Return the areas between lines, by their numbers. */
+  listBands() {
+    return [];
   }
 
   /** Return how the vertical axis is chosen: all values, with a margin, and the limits near them. */
@@ -246,11 +286,13 @@ class Chart {
     this.plot.setScale("x", {min: low, max: high === low ? low + 1 : high});
   }
 
+  /** Return the range that has all charts of the page. */
   findRange() {
-    const {marks, axis} = this.view;
-    const ends = this.view.charts.flatMap(chart => chart.curves.flatMap(curve =>
-      curve.last ? [curve.steps.first, curve.last.step] : []));
-    return ends.length ? this.view.place([Math.min(...ends), Math.max(...ends)]) : [0, 1];
+    const {view} = this, runs = new Map();
+    for (const {curves} of view.charts) for (const {run = 0, last} of curves)
+      if (last) runs.set(run, Math.max(last.step, runs.get(run) ?? 0));
+    const ends = [...runs].flatMap(([run, step]) => view.place([0, step], run));
+    return ends.length ? [Math.min(...ends), Math.max(...ends)] : [0, 1];
   }
 
   resize() {

@@ -4,7 +4,7 @@ function showRun(data) {
   const of = data.total_steps ? ` of ${formatNumber(data.total_steps)}` : "";
   const reason = data.reason ? `: ${data.reason}` : "";
   const at = data.step === null ? "no steps yet" : `step ${formatNumber(data.step)}${of}`;
-  const view = new View(data.axis, data.marks);
+  const view = new View(data.axes, data.marks);
   const charts = data.charts.map(chart => new Chart(view, chart));
   const hidden = data.omitted ? `${formatNumber(data.omitted)} more charts are not on this page, ` +
     `such as ${data.omitted_charts.slice(0, 3).join(", ")}. surestep plot RUN --of NAME draws one.` : null;
@@ -85,6 +85,3 @@ function flatten(value, name = "") {
     return Object.entries(value).flatMap(([key, inner]) => flatten(inner, name ? `${name}.${key}` : key));
   return [[name, typeof value === "string" ? value : JSON.stringify(value)]];
 }
-
-const run = readData();
-if (run.kind === "run") showRun(run);

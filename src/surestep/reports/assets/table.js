@@ -1,6 +1,6 @@
 // Tables that can be sorted, filtered and copied.
 
-/** Return a cell's text; a cell is a text, a number, null, or {value, text}. */
+/** Return what a cell shows; it is a text, a number, null, or {value, text}, where text may be an element. */
 const textOf = cell => cell === null ? "" : typeof cell === "object" ? cell.text
   : typeof cell === "number" ? formatNumber(cell) : cell;
 const valueOf = cell => cell !== null && typeof cell === "object" ? cell.value : cell;

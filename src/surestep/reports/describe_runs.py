@@ -1,0 +1,224 @@
+"""The numbers of the page that compares runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+
+from surestep.base.errors import CheckpointError, RunError, SurestepError
+from surestep.base.paths import is_address
+from surestep.base.version import VERSION
+from surestep.config.metric_direction import direction_of
+from surestep.record.checkpoint.reader import CheckpointInfo
+from surestep.record.records import Records, read_records
+from surestep.record.run import Run
+from surestep.record.runs import state_of
+from surestep.reports.align import align, choose_ranges
+from surestep.reports.charts import MOST, list_charts
+from surestep.reports.curves import Chart, Curve
+from surestep.reports.describe_run import REPORT_FORMAT, describe_axis
+
+_SEED = "seed"
+_MOST_RUNS = 500
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What is known of one of the runs."""
+
+    name: str
+    state: str
+    config: Mapping[str, Any]
+    records: Records
+    charts: Sequence[Chart]
+    best: CheckpointInfo | None
+    monitor: tuple[str, str] | None
+
+
+def describe_runs(runs: Mapping[str, Run]) -> dict[str, Any]:
+    """Return the numbers of the page that compares runs; docs/report.md has them.
+
+    A run that cannot be read is left out, and named with the reason.
+
+    Args:
+        runs: by folder or address; at least two.
+
+    Returns:
+        What JSON can hold, and the arrays of curves. A number that is not finite is None.
+
+    Raises:
+        RunError: none of the runs can be read, or there are too many.
+    """
+    if len(runs) > _MOST_RUNS:
+        raise RunError(
+            f"{len(runs)} runs are too many for a page, which can have {_MOST_RUNS}. Name the runs "
+            "to compare."
+        )
+    reads, problems = [], {}
+    for name, run in runs.items():
+        try:
+            reads.append(_read(name, run))
+        except SurestepError as error:
+            problems[name] = str(error)
+    if not reads:
+        raise RunError(f"None of {len(runs)} runs can be read. {next(iter(problems.values()))}")
+    options = [_list_options(read.config) for read in reads]
+    names = sorted({name for known in options for name in known})
+    different = [name for name in names if len({_key(known.get(name)) for known in options}) > 1]
+    groups = _group(options, different)
+    metrics = [_measure(read) for read in reads]
+    return {
+        "format": REPORT_FORMAT,
+        "version": VERSION,
+        "kind": "runs",
+        "run": f"{len(reads)} runs",
+        "runs": [
+            {
+                "name": read.name,
+                "state": read.state,
+                "group": group,
+                "step": int(read.records.trained[-1]) if len(read.records.trained) else None,
+                "seconds": read.records.seconds,
+                "best_step": None if read.best is None else read.best.step,
+                "metrics": measured,
+                "options": {name: known.get(name) for name in different},
+            }
+            for read, group, measured, known in zip(
+                reads, groups.of_runs, metrics, options, strict=True
+            )
+        ],
+        "groups": groups.labels,
+        "options": different,
+        "problems": problems,
+        "winners": list(_list_winners(reads, groups.of_runs, metrics)),
+        "charts": _list_charts(reads),
+        "axes": [describe_axis(read.records) for read in reads],
+    }
+
+
+def _read(name: str, run: Run) -> _Read:
+    records, config, status = read_records(run.events()), run.config, run.status
+    try:
+        best = run.find_checkpoint("best")
+    except CheckpointError:
+        best = None
+    state = str(status["status"]) if is_address(name) else state_of(run.path, status)
+    charts = list_charts(records, config.get("decided", {}))
+    return _Read(name, state, config, records, charts, best, run.monitor)
+
+
+def _list_options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what can differ between runs, by name."""
+    recipe = config["recipe"]
+    known = {
+        "recipe": recipe.get("name"),
+        "code of the recipe": str(recipe.get("sha256", ""))[:8],
+        "model": config.get("model"),
+        **{f"task.{name}": value for name, value in config.get("task_defaults", {}).items()},
+        **{f"task.{name}": value for name, value in config["task"].items()},
+        **config.get("decided", {}),
+        **config["config"],
+    }
+    return known
+
+
+def _key(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """Runs with the same options, except the seed.
+
+    Attributes:
+        labels: the options of each group that distinguish it.
+        of_runs: the number of the group of each run.
+    """
+
+    labels: list[str]
+    of_runs: list[int]
+
+
+def _group(options: Sequence[Mapping[str, Any]], different: Sequence[str]) -> _Groups:
+    names = [name for name in different if name != _SEED]
+    keys = [tuple(_key(known.get(name)) for name in names) for known in options]
+    order = list(dict.fromkeys(keys))
+    labels = []
+    for key in order:
+        known = options[keys.index(key)]
+        labels.append(", ".join(f"{name}={known.get(name)}" for name in names) or "all runs")
+    return _Groups(labels, [order.index(key) for key in keys])
+
+
+def _measure(read: _Read) -> dict[str, float | None]:
+    """Return the metrics at the best checkpoint, or else in the last evaluation."""
+    history, best = read.records.history, read.best
+    found: dict[str, float | None] = {}
+    for name, (rows, values) in history.columns.items():
+        split, _, metric = name.partition("/")
+        if not metric or split in ("train", "lr") or not len(values):
+            continue
+        steps = history.steps[rows]
+        at = np.flatnonzero(steps == best.step) if best is not None else steps[:0]
+        value = float(values[at[0] if len(at) else -1])
+        found[name] = value if np.isfinite(value) else None
+    for result in history.final:
+        for name, value in result.metrics.items():
+            if isinstance(value, float):
+                found[name] = value if np.isfinite(value) else None
+    return found
+
+
+def _list_winners(
+    reads: Sequence[_Read],
+    groups: Sequence[int],
+    metrics: Sequence[Mapping[str, float | None]],
+) -> Iterator[dict[str, Any]]:
+    """Yield which group is the best by each metric, and whether the lead is beyond the seeds."""
+    monitors = {read.monitor for read in reads if read.monitor is not None}
+    directions = dict(monitors)
+    for name in dict.fromkeys(name for known in metrics for name in known):
+        mode = directions.get(name) or direction_of(name.partition("/")[2])
+        values: dict[int, list[float]] = {}
+        for group, known in zip(groups, metrics, strict=True):
+            if (value := known.get(name)) is not None:
+                values.setdefault(group, []).append(value)
+        if mode is None or len(values) < 2:
+            continue
+        sign = 1.0 if mode == "min" else -1.0
+        first, second, *_ = sorted(values, key=lambda group: sign * fmean(values[group]))
+        spreads = [stdev(values[at]) for at in (first, second) if len(values[at]) > 1]
+        lead = abs(fmean(values[first]) - fmean(values[second]))
+        spread = max(spreads) if len(spreads) == 2 else None
+        yield {
+            "metric": name,
+            "mode": mode,
+            "group": first,
+            "mean": fmean(values[first]),
+            "runs": len(values[first]),
+            "second": second,
+            "second_mean": fmean(values[second]),
+            "second_runs": len(values[second]),
+            "lead": lead,
+            "spread": spread,
+            "is_clear": None if spread is None else lead > spread,
+        }
+
+
+def _list_charts(reads: Sequence[_Read]) -> list[dict[str, Any]]:
+    """Return a chart of each column, with a curve of each run that has it."""
+    by_column: dict[str, dict[int, Curve]] = {}
+    units: dict[str, str] = {}
+    for number, read in enumerate(reads):
+        for chart in read.charts:
+            for curve in chart.curves:
+                by_column.setdefault(curve.name, {})[number] = curve
+                units[curve.name] = chart.unit
+    shown = list(by_column.items())[:MOST]
+    ranges = choose_ranges(sum(len(curves) for _, curves in shown))
+    return [{"title": name, "unit": units[name], **align(curves, ranges)} for name, curves in shown]
