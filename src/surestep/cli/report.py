@@ -29,6 +29,7 @@ def run(
     *,
     out: str | None = None,
     json: bool = False,
+    redact: bool = False,
 ) -> int:
     """Write a page that shows a run: its curves, findings, time and options; or compare runs.
 
@@ -40,13 +41,14 @@ def run(
             in runs.
         out: The file to write or replace.
         json: Print the numbers of the page as JSON, and write no page.
+        redact: Leave out host, user, paths and environment.
     """
     from surestep.reports.write import as_lists, describe, write_page
 
     names = list_runs(folders)
     with ExitStack() as stack:
         runs = {name: stack.enter_context(open_run(name)) for name in names}
-        data = describe(runs)
+        data = describe(runs, redacted=redact)
         if json:
             print_json(dumps(as_lists(data)))
             return 0

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext, redirect_stdout, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from surestep.base.errors import ConfigError, NoTargetsError, Preempted, RunError
+from surestep.base.errors import ConfigError, NoTargetsError, Preempted, RunError, SurestepError
 from surestep.base.locations import COMMAND_LINE
 from surestep.base.text import format_duration, print_escaped, print_json
 from surestep.cli import output as show
@@ -53,6 +53,7 @@ class Options(CommandOptions):
         dry_run: Only try one step, one evaluation, one save and one load.
         overfit: Train on the same N samples until the loss is near zero, as a test.
         nproc: Number of training processes to start on this machine.
+        report: Write a page of the run at its end: RUN/report.html.
         json: Print the results as JSON.
         quiet: Show no progress; the short form is -q.
     """
@@ -64,6 +65,7 @@ class Options(CommandOptions):
     dry_run: bool = False
     overfit: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     nproc: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    report: bool = False
     json: bool = False
     quiet: bool = False
 
@@ -71,11 +73,12 @@ class Options(CommandOptions):
         """Check the values, and that they can be combined."""
         if self.dry_run and self.overfit is not None:
             raise ConfigError("--dry-run and --overfit cannot be combined. Pass one of them.")
-        of_a_run = (self.run, self.resume, self.allow, self.from_)
-        if (self.dry_run or self.overfit is not None) and of_a_run != (None, "auto", None, None):
+        of_a_run = (self.run, self.resume, self.allow, self.from_, self.report)
+        nothing = (None, "auto", None, None, False)
+        if (self.dry_run or self.overfit is not None) and of_a_run != nothing:
             raise ConfigError(
-                "--dry-run and --overfit write no run folder: leave out --run, --resume, --allow "
-                "and --from."
+                "--dry-run and --overfit write no run folder: leave out --run, --resume, --allow, "
+                "--from and --report."
             )
         if self.overfit is not None and self.overfit < 1:
             raise ConfigError(
@@ -136,17 +139,22 @@ def _execute(call: RecipeCall, own: Options, words: list[str]) -> Callable[[], i
         resume=own.resume,
         allow=split_names(own.allow),
         from_=own.from_,
+        writes_page=own.report,
     )
     fail_on = call.config.doctor.fail_on
     return lambda: report(*trained, fail_on=fail_on, as_json=own.json)
 
 
 def train(
-    call: RecipeCall, resume_command: str, **options: Any
+    call: RecipeCall, resume_command: str, *, writes_page: bool = False, **options: Any
 ) -> tuple[Run, dict[str, Value] | None, list[str]]:
     """Train; return the run, the metrics of a test split, and the command to type next.
 
-    `resume_command` is printed after Ctrl-C; "{run}" in it is the run folder.
+    Args:
+        call: the recipe, with its options.
+        resume_command: is printed after Ctrl-C; "{run}" in it is the run folder.
+        writes_page: whether the page of the run is written, however the run ends.
+        options: of `prepare`.
     """
     with import_without_collecting():
         from surestep.trainer.fit import fit
@@ -156,7 +164,10 @@ def train(
     task, recipe = call.task(), call.recipe
     check_stop()
     options |= {"callbacks": recipe.callbacks, "trackers": recipe.trackers, "origin": call.origin}
-    with prepare(task, call.config, **options) as session:
+    with ExitStack() as stack:
+        pages = stack.enter_context(_write_pages())
+        session = stack.enter_context(prepare(task, call.config, **options))
+        pages += [session.run] * writes_page
         try:
             done = fit(session)
         except (KeyboardInterrupt, Preempted) as stopped:
@@ -174,6 +185,22 @@ def train(
             if task.test is not None:
                 test = session.evaluate_checkpoint("test", which).with_tables()
     return done, test, _next_command(done, task, which, predicts=test is None)
+
+
+@contextmanager
+def _write_pages() -> Iterator[list[Run]]:
+    """Write the page of each run in the list, on rank 0, when it is closed or has failed."""
+    runs: list[Run] = []
+    try:
+        yield runs
+    finally:
+        for run in runs if read_launched().rank == 0 else ():
+            from surestep.reports.write import report as write_report
+
+            try:
+                print_escaped(f"Report: {write_report(run)}")
+            except SurestepError as error:
+                print_escaped(f"The report is not written: {error}", file=sys.stderr)
 
 
 def _next_command(done: Run, task: Task, which: Which, *, predicts: bool) -> list[str]:

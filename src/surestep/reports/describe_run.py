@@ -75,6 +75,13 @@ def describe_run(run: Run, name: str) -> dict[str, Any]:
             {"step": one.step, "which": one.which, "metrics": _numbers(one.metrics)}
             for one in records.history.final
         ],
+        "changes": [
+            {"step": event.get("step"), **change}
+            for event in records.events
+            if event["event"] == "changes"
+            for change in event.get("changes", ())
+            if isinstance(change, dict)
+        ],
         "plan": _read(run, "plan.json", PLAN_ENTRIES, []),
         "config": {key: config[key] for key in ("config", "task", "data") if config.get(key)},
         "environment": _read(run, "environment.json", ENVIRONMENT, {}),

@@ -16,13 +16,17 @@ from surestep.reports.curves import encode_curve
 from surestep.reports.describe_run import describe_run
 from surestep.reports.describe_runs import describe_runs
 from surestep.reports.page import CHARTS, render_page
+from surestep.reports.redact import redact
 
 PAGE = "report.html"
 _SCRIPTS = ("run.js", "runs.js", "start.js")
 
 
 def report(
-    runs: Run | str | Path | Sequence[Run | str | Path], out: str | Path | None = None
+    runs: Run | str | Path | Sequence[Run | str | Path],
+    out: str | Path | None = None,
+    *,
+    redacted: bool = False,
 ) -> Path:
     """Write the page of a run, or one that compares runs: one file, which works offline.
 
@@ -30,6 +34,7 @@ def report(
         runs: a run or its folder, or several. They may be running.
         out: the file to write or replace; by default report.html in the folder of the run, and
             for several runs in the current folder.
+        redacted: leave out host, user, paths and environment.
 
     Returns:
         The page.
@@ -54,20 +59,23 @@ def report(
         raise ConfigError("There is no run to report. Pass a run folder, or a list of them.")
     home = opened[0].path / PAGE if len(opened) == 1 else Path(PAGE)
     path = home if out is None else Path(out)
-    write_page(path, describe({str(one.path): one for one in opened}))
+    write_page(path, describe({str(one.path): one for one in opened}, redacted=redacted))
     return path
 
 
-def describe(runs: Mapping[str, Run]) -> dict[str, Any]:
+def describe(runs: Mapping[str, Run], *, redacted: bool = False) -> dict[str, Any]:
     """Return the numbers of the page of a run, or of several.
 
     Args:
         runs: by folder or address.
+        redacted: leave out host, user, paths and environment.
     """
     if len(runs) > 1:
-        return describe_runs(runs)
-    name, run = next(iter(runs.items()))
-    return describe_run(run, name)
+        data = describe_runs(runs)
+    else:
+        ((name, run),) = runs.items()
+        data = describe_run(run, name)
+    return redact(data) if redacted else data
 
 
 def write_page(path: Path, data: Mapping[str, Any]) -> None:

@@ -1,5 +1,6 @@
 // Charts with one cursor, one zoom and one axis for all.
 
+const FLAT = 1e-5;  // of the values: a curve with less between them is drawn as a constant
 const COLORS = 8;  // --series-0 and so on in the style
 const DASHES = [[], [7, 4], [2, 3]];  // of curves beyond the colors
 const MOST_DRAWN_MARKS = 500;
@@ -205,7 +206,7 @@ class Chart {
     this.plot?.destroy();
     this.isCurrent = true;
     const {view} = this, isDrawn = value => Number.isFinite(value) && (!view.isLog || value > 0);
-    // A table for each array of steps; those of different runs are at different places.
+    // A table for each array of steps; those of different runs are at different positions.
     const tables = new Map();
     for (const line of this.listLines()) {
       const run = view.unit === "step" ? 0 : line.run ?? 0;
@@ -273,7 +274,8 @@ class Chart {
     if (this.view.isLog) return (plot, low, high) => low === null ? [0.1, 10] : uPlot.rangeLog(low, high, 10, false);
     return (plot, low, high) => {
       if (low === null) return [0, 1];
-      const margin = (high - low || Math.abs(low) || 1) * 0.06;
+      const size = Math.max(Math.abs(low), Math.abs(high)) || 1;
+      const margin = 0.06 * (high - low > FLAT * size ? high - low : size);
       const isShare = this.unit !== "" && low >= 0;
       return [isShare ? 0 : low - margin, high + margin];
     };
@@ -410,7 +412,7 @@ function drawMark(context, kind, x, bottom, size) {
   context.fill();
 }
 
-/** Return a curve in words. */
+/** Return a sentence about a curve. */
 function describeCurve(curve) {
   if (!curve.last) return `${curve.name} has no values`;
   const parts = ["last", "lowest", "highest"].filter(key => curve[key]).map(key =>

@@ -25,6 +25,9 @@ function showRun(data) {
     makeSection("Options", data.plan.length ? makeFilteredTable(["option", "value", "reason"],
       data.plan.map(({option, value, reason}) => [option, JSON.stringify(value), reason ?? ""]),
       "options with their reasons") : null),
+    makeSection("Changed when the run resumed", data.changes.length ? makeTable(
+      ["name", "before", "now", "effect", "reason"], data.changes.map(({name, before, now, effect, reason}) =>
+        [name, JSON.stringify(before), JSON.stringify(now), effect ?? "", reason ?? ""])) : null),
     makeSection("Environment", Object.keys(data.environment).length
       ? makePairs(flatten(data.environment)) : null),
     make("p", {class: "soft small"}, `Written by surestep ${data.version}. This page requests nothing.`));
@@ -48,9 +51,9 @@ function makeTimes(parts) {
   const total = parts.reduce((sum, part) => sum + (part.seconds ?? 0), 0);
   if (!total) return make("p", {class: "soft"}, "Nothing was recorded.");
   const bar = make("div", {class: "bar", "aria-hidden": "true"}, parts.map((part, number) => {
-    const piece = make("span", {class: `series-${number}`});
-    piece.style.flexGrow = (part.seconds ?? 0) / total;
-    return piece;
+    const part_of_bar = make("span", {class: `series-${number}`});
+    part_of_bar.style.flexGrow = (part.seconds ?? 0) / total;
+    return part_of_bar;
   }));
   return [bar, make("table", {class: "pairs"}, make("tbody", {}, parts.map((part, number) =>
     make("tr", {}, make("th", {scope: "row"}, make("i", {class: `swatch series-${number}`}), part.name),

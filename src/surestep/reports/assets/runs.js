@@ -41,7 +41,7 @@ class RunsChart extends Chart {
   listLines() {
     for (const curve of this.curves) curve.isShown = !this.view.runs[curve.run].isHidden;
     this.bands = [];
-    // Runs have different places for the same step on other axes.
+    // Runs have different positions for the same step on other axes.
     if (!this.view.isBand || this.view.unit !== "step") return super.listLines();
     const groups = Map.groupBy(this.curves.filter(curve => curve.isShown),
       curve => this.view.runs[curve.run].group);

@@ -102,7 +102,7 @@ def _score(value: Any) -> float:
 
 def _count_classes(run: Run, config: Mapping[str, Any]) -> int | None:
     """Return the number of classes of a cross-entropy, by the shape of the model's output."""
-    loss = config.get("loss", {})
+    loss = _read_loss(config)
     name = str(loss.get("called", "")).partition("(")[0]
     if name in _BINARY_LOSSES and loss.get("pos_weight") is None:
         return 2
@@ -119,5 +119,11 @@ def _is_regularized(config: Mapping[str, Any]) -> bool:
     """Return whether the training loss is harder than that of the validation, as far as known."""
     modules = config.get("modules", {}).values()
     has_dropout = any("dropout" in str(module.get("type", "")).lower() for module in modules)
-    is_smoothed = bool(config.get("loss", {}).get("label_smoothing"))
+    is_smoothed = bool(_read_loss(config).get("label_smoothing"))
     return has_dropout or is_smoothed or bool(config.get("decided", {}).get("batch_transform"))
+
+
+def _read_loss(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what is recorded of the loss; nothing if a file of anyone has no dict there."""
+    loss = config.get("loss")
+    return loss if isinstance(loss, dict) else {}

@@ -1,0 +1,57 @@
+"""Leave out of a page who trained where."""
+
+from __future__ import annotations
+
+import getpass
+import re
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+# An address or an absolute path; texts such as items/s and val/loss do not begin with a slash.
+_PATH = re.compile(
+    r"(?:\b[A-Za-z][A-Za-z0-9+.-]*:/|~|(?<![\w.)\]])[A-Za-z]:(?=[\\/])|(?<![\w.)\]]))"
+    r"[\\/](?:[^\s\\/'\"<>|;,]+[\\/])*([^\s\\/'\"<>|;,]*)"
+)
+_QUOTED = re.compile(r"""(?<=(['"]))[/~][^'"]*/([^'"/]+)/?(?=\1)""")  # it may have spaces
+_LEFT_OUT = ("environment",)
+_GENERIC = ("root", "user", "")  # users that many machines have
+
+
+def redact(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of a page without host, user, paths and environment.
+
+    Of a path its last part is left. Names of options, metrics and layers, values of options, and
+    texts of samples stay.
+
+    Args:
+        data: what `describe` returns.
+    """
+    clean = _make_cleaner()
+    kept = {name: {} if name in _LEFT_OUT else value for name, value in data.items()}
+    return dict(_clean_texts(kept, clean))
+
+
+def _make_cleaner() -> Callable[[str], str]:
+    names = [socket.gethostname()]
+    with suppress(OSError, KeyError):  # a container can have a user without a name
+        names += [name for name in (getpass.getuser(), Path.home().name) if name not in _GENERIC]
+    pattern = re.compile(rf"\b(?:{'|'.join(map(re.escape, filter(None, names)))})\b")
+
+    def clean(text: str) -> str:
+        text = _PATH.sub(r".../\1", _QUOTED.sub(r".../\2", text))
+        return pattern.sub("...", text)
+
+    return clean
+
+
+def _clean_texts(value: Any, clean: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, Mapping):
+        return {clean(str(name)): _clean_texts(inner, clean) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_clean_texts(inner, clean) for inner in value]
+    return value

@@ -1,0 +1,269 @@
+"""The page of runs in Chromium."""
+
+import base64
+import hashlib
+import re
+from importlib.resources import files
+
+import pytest
+
+from surestep.reports.page import render_page
+from surestep.reports.write import report
+from tests.browser import open_browser
+from tests.reports.folders import checkpoint, evaluation, log_point, write_run
+
+ASSETS = files("surestep.reports") / "assets"
+UPLOT = {  # of version 1.6.32, as npm has it
+    "LICENSE": "8f989229699b4fe2f1a0432d0e9edc338a8a911e250e2d1b01ecd770a5f5b1bd",
+    "uPlot.iife.min.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
+    "uPlot.min.css": "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04",
+}
+HOSTILE = "</script><img src=x onerror=document.title='run'><script>document.title='run'</script>"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with open_browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def show(browser, tmp_path):
+    """Write a run, or several, and open the page; return the file."""
+
+    def show(*events, count=1, **more):
+        folders = [write_run(tmp_path / f"run {n}", events, **more) for n in range(count)]
+        browser.read_requests()
+        browser.read_console()
+        page = report(folders, tmp_path / "page.html")
+        browser.open(page)
+        browser.wait_until(lambda: browser.find_all("main"), "the page", 10)
+        if charts := browser.find_all(".charts"):  # they are drawn when they are seen
+            browser.scroll_to(charts[0])
+        return page
+
+    return show
+
+
+def texts(browser, selector):
+    return [element.text for element in browser.find_all(selector)]
+
+
+def count_drawn(browser):
+    return len(browser.find_all(".chart canvas"))
+
+
+def read_plots(browser, script):
+    """Return what a script finds in each chart, which it has as `chart`."""
+    return browser.run(
+        "return [...document.querySelectorAll('.chart')].map(f => f.chart).map(chart => "
+        f"{{ {script} }})"
+    )
+
+
+USUAL = [
+    *(log_point(1, [3.0, 2.0]), evaluation(2, 1.5), checkpoint(2)),
+    *(log_point(3, [1.0, 0.5]), evaluation(4, 0.75), checkpoint(4)),
+]
+
+
+def test_vendored_files_are_those_of_the_release():
+    found = {name: (ASSETS / "uplot" / name).read_bytes() for name in UPLOT}
+    assert {name: hashlib.sha256(data).hexdigest() for name, data in found.items()} == UPLOT
+
+
+def test_scripts_set_no_html_and_cannot_end_their_element():
+    for asset in ASSETS.iterdir():
+        if asset.name.endswith(".js"):
+            text = asset.read_text()
+            assert "</script" not in text.lower()
+            assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", text)
+
+
+def test_policy_has_the_hash_of_each_script_and_style():
+    page = render_page("a", {"text": HOSTILE}, ["run.js"])
+    policy = re.search(r'Policy" content="([^"]*)"', page)[1]
+    assert "unsafe" not in policy
+    assert "connect-src" not in policy
+    for tag in ("script", "style"):
+        (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+    (data,) = re.findall(r'id="data">(.*?)</script>', page, re.DOTALL)
+    assert "<" not in data
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_page_shows_the_run_and_requests_nothing(browser, show, count):
+    page = show(*USUAL, count=count)
+    assert browser.read_requests() == [page.resolve().as_uri()]
+    assert browser.read_console() == []
+    browser.wait_until(lambda: count_drawn(browser) >= 2, "charts", 10)
+    titles = texts(browser, ".chart h3")
+    assert ("loss" if count == 1 else "train/loss") in titles
+    assert browser.run("return document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_hostile_names_are_texts(browser, show, count):
+    finding = {
+        **dict.fromkeys(("rule", "message", "fix", "name", "file"), HOSTILE),
+        **{"severity": f"error {HOSTILE}", "line": 1, "evidence": {HOSTILE: HOSTILE}},
+    }
+    point = log_point(1, [3.0], logged={HOSTILE: [1.0]}, group_lr={HOSTILE: 0.1})
+    recipe = {"name": HOSTILE, "path": HOSTILE, "sha256": ""}
+    skipped = {"event": "skipped", "time": 1.0, "step": 1, "epoch": 0, "reason": HOSTILE}
+    show(
+        *(point, evaluation(1, 1.0, metrics={f"val/{HOSTILE}": 1.0})),
+        {**skipped, "positions": None, "samples": None},
+        count=count,
+        about={"model": HOSTILE, "recipe": recipe},
+        config={HOSTILE: HOSTILE},
+        ending={"findings": [finding], "reason": HOSTILE, "monitor": [f"val/{HOSTILE}", "max"]},
+        plan=[{"option": HOSTILE, "value": HOSTILE, "reason": HOSTILE}],
+        environment={HOSTILE: HOSTILE},
+    )
+    assert browser.run("return document.title") in ("run 0 - surestep", "2 runs - surestep")
+    assert browser.run("return document.images.length") == 0
+    assert len(browser.find_all("script")) == 2
+    assert HOSTILE in browser.run("return document.querySelector('main').textContent")
+
+
+def test_page_is_kept_from_requests_and_other_scripts(browser, show):
+    show(*USUAL)
+    outcome = browser.run(
+        """
+        const script = document.createElement("script");
+        script.textContent = "window.ran = true";
+        document.body.append(script);
+        const image = document.createElement("img");
+        image.src = "http://127.0.0.1:9/x.png";
+        document.body.append(image);
+        document.body.insertAdjacentHTML("beforeend", "<p id=styled style='color: red'>x</p>");
+        return [window.ran ?? null, getComputedStyle(document.getElementById("styled")).color];
+        """
+    )
+    assert outcome[0] is None
+    assert outcome[1] != "rgb(255, 0, 0)"
+    assert any("Content Security Policy" in text for text in browser.read_console())
+
+
+def test_spike_of_one_step_is_in_the_chart(browser, show):
+    losses = [1.0] * 50
+    points = [log_point(first, losses) for first in range(1, 40_001, 50)]
+    points[500] = log_point(25_001, [*losses[:7], 50.0, *losses[8:]])
+    show(*points)
+    browser.wait_until(lambda: count_drawn(browser) >= 1, "a chart", 10)
+    steps, spikes, top = read_plots(
+        browser,
+        "return [chart.plot?.data[0].length, (chart.plot?.data[1] ?? []).flatMap((y, at) => "
+        "y === 50 ? [chart.plot.data[0][at]] : []), chart.plot?.scales.y.max]",
+    )[0]
+    assert spikes == [25_008]
+    assert top >= 50
+    assert steps < 6000
+
+
+def test_axis_zoom_and_scale_are_those_of_all_charts(browser, show):
+    show(*USUAL)
+    browser.wait_until(lambda: count_drawn(browser) >= 2, "charts", 10)
+    ends = "return chart.plot ? [chart.plot.scales.x.min, chart.plot.scales.x.max] : null"
+    assert read_plots(browser, ends)[:2] == [[0, 4], [0, 4]]
+    browser.run("document.querySelector('.chart').chart.view.zoom([1, 3])")
+    browser.wait_until(lambda: read_plots(browser, ends)[:2] == [[1, 3], [1, 3]], "the zoom", 10)
+    (reset,) = (one for one in browser.find_all("button") if one.text == "Show all")
+    browser.click(reset)
+    browser.wait_until(lambda: read_plots(browser, ends)[:2] == [[0, 4], [0, 4]], "all", 10)
+    browser.run(
+        "const s = document.getElementById('unit'); s.value = 'samples';"
+        "s.dispatchEvent(new Event('change'))"
+    )
+    browser.wait_until(lambda: read_plots(browser, ends)[0] == [0, 16], "samples", 10)
+    browser.click(browser.find_all(".controls input[type=checkbox]")[0])
+    scale = "return chart.plot?.scales.y.distr"
+    browser.wait_until(lambda: read_plots(browser, scale)[0] == 3, "a logarithmic axis", 10)
+
+
+def test_keys_move_cursor_and_zoom(browser, show):
+    show(*USUAL)
+    browser.wait_until(lambda: count_drawn(browser) >= 1, "a chart", 10)
+    press = (
+        "document.querySelector('.chart').dispatchEvent(new KeyboardEvent('keydown', {key: %r}))"
+    )
+    browser.run(press % "+")
+    ends = "return [chart.plot?.scales.x.min, chart.plot?.scales.x.max]"
+    browser.wait_until(lambda: read_plots(browser, ends)[0] == [1, 3], "the zoom", 10)
+    browser.run(press % "ArrowRight")
+    browser.wait_until(lambda: "step" in texts(browser, ".note")[0], "the values at the cursor", 10)
+    browser.run(press % "Escape")
+    browser.wait_until(lambda: read_plots(browser, ends)[0] == [0, 4], "all", 10)
+
+
+def test_table_behind_a_chart_has_its_values_and_sorts(browser, show):
+    show(*USUAL)
+    browser.click(browser.find_all(".chart summary")[0])
+    browser.wait_until(lambda: len(browser.find_all(".chart .table")) == 2, "the tables", 10)
+    rows = "return [...document.querySelectorAll('.chart .table')[1].querySelectorAll('tbody tr')]"
+    cells = f"{rows}.map(row => [...row.cells].map(cell => cell.textContent))"
+    assert browser.run(cells) == [
+        *(["1", "3", ""], ["2", "2", "1.5"], ["3", "1", ""], ["4", "0.5", "0.75"])
+    ]
+    browser.run(
+        "document.querySelectorAll('.chart .table')[1].querySelectorAll('thead button')[2].click()"
+    )
+    assert [row[0] for row in browser.run(cells)] == ["4", "2", "1", "3"]  # empty ones come last
+
+
+SERIES = "return chart.plot?.series.length"
+
+
+def test_curve_can_be_hidden(browser, show):
+    show(*USUAL)
+    browser.wait_until(lambda: count_drawn(browser) >= 1, "a chart", 10)
+    browser.click(browser.find_all(".entry")[0])
+    browser.wait_until(lambda: read_plots(browser, SERIES)[0] == 2, "one curve", 10)
+
+
+def test_run_can_be_hidden(browser, show):
+    show(*USUAL, count=2)
+    browser.wait_until(lambda: count_drawn(browser) >= 1, "a chart", 10)
+    before = read_plots(browser, SERIES)[0]
+    browser.click(browser.find_all("label.run input")[0])
+    browser.wait_until(lambda: read_plots(browser, SERIES)[0] < before, "one run", 10)
+
+
+@pytest.mark.parametrize("is_dark", [False, True])
+def test_colors_follow_the_theme(browser, show, is_dark):
+    browser.set_dark(is_dark=is_dark)
+    show(*USUAL)
+    color = browser.run("return getComputedStyle(document.body).backgroundColor")
+    browser.set_dark(is_dark=False)
+    assert color == ("rgb(14, 19, 26)" if is_dark else "rgb(245, 247, 250)")
+
+
+def test_phone_shows_all_within_its_width(browser, show):
+    browser.resize(390, 844)
+    try:
+        show(*USUAL, plan=[{"option": "a" * 80, "value": "b" * 200, "reason": "c" * 300}])
+        width, most = browser.run(
+            "return [innerWidth, Math.max(...[...document.querySelectorAll('.card')].map("
+            "card => card.getBoundingClientRect().right))]"
+        )
+        assert most <= width
+        assert browser.run("return document.documentElement.scrollWidth <= innerWidth")
+    finally:
+        browser.resize(1280, 900)
+
+
+def test_printed_page_has_every_chart_whole(browser, show):
+    browser.set_dark(is_dark=True)
+    show(*USUAL)
+    browser.run("dispatchEvent(new Event('beforeprint'))")
+    drawn = read_plots(browser, "return chart.plot !== null")
+    background = browser.run(
+        "return getComputedStyle(document.querySelector('.card')).backgroundColor"
+    )
+    browser.run("dispatchEvent(new Event('afterprint'))")
+    browser.set_dark(is_dark=False)
+    assert all(drawn)
+    assert background == "rgb(255, 255, 255)"
