@@ -1,6 +1,7 @@
 """Run folders that were never trained, for the tests of pages."""
 
 import json
+from itertools import chain
 
 TIME = 1_700_000_000.0
 
@@ -52,8 +53,9 @@ def write_run(folder, events, *, status="finished", config=None, decided=None, *
     }
     for name, content in written.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
-    lines = [{"event": "format", "time": TIME, "version": 2}, *events]
-    (folder / "events.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    with (folder / "events.jsonl").open("w") as file:
+        for event in chain([{"event": "format", "time": TIME, "version": 2}], events):
+            file.write(f"{json.dumps(event)}\n")
     return folder
 
 

@@ -1,0 +1,173 @@
+"""Measure the pages of runs: size, processor time to write them, and to draw them in Chromium.
+
+python -m benchmarks.report_page [--steps N] [--runs N] [--peers FOLDER] [--work FOLDER]
+
+The runs are synthetic: a noisy loss with a spike of one step, a gradient norm and a rate in each
+step, an evaluation and a checkpoint for each hundredth of the run. Three pages are written, each in
+a new process: of a run with a log point for 50 steps, of one with a log point for each step, and of
+many runs of 20,000 steps. Chromium's time is that of all its processes, from opening the file until
+the window shows it. --peers is a virtual environment with epochix, tensorboard and trackio, which
+get the same losses.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from tests.browser import Browser, open_browser
+from tests.reports.folders import checkpoint, evaluation, log_point, write_run
+
+WRITE = """
+import sys, time
+from surestep.reports.write import report
+report(sys.argv[2:], sys.argv[1])
+print(time.process_time())
+"""
+SHOWN = "return document.readyState === 'complete' && document.querySelector('main') !== null"
+DRAWN = (
+    "return [...document.querySelectorAll('.chart')].map(f => f.chart).every("
+    "chart => !chart.isSeen || chart.isCurrent)"
+)
+EPOCHIX_EPOCHS = 100
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def make_run(folder: Path, steps: int, every: int, *, rate: float = 1e-3, seed: int = 0) -> Path:
+    """Write a run folder; see the docstring of this file."""
+    drawn = np.random.default_rng(seed)
+    losses = 2 / np.sqrt(1 + np.arange(steps) / 1000) + drawn.normal(scale=0.05, size=steps)
+    losses[int(steps * 0.654321)] = 50.0
+    between = max(every, steps // 100 // every * every)
+
+    def events() -> Iterator[dict[str, object]]:
+        for first in range(1, steps + 1, every):
+            part = losses[first - 1 : first - 1 + every]
+            rates = (rate * (1 - np.arange(first, first + len(part)) / steps)).tolist()
+            yield log_point(first, part.tolist(), lr=rates, epoch=first // between)
+            last = first + len(part) - 1
+            if last % between == 0:
+                yield evaluation(last, float(part.mean()), metrics={"val/accuracy": 0.5})
+                yield checkpoint(last)
+
+    config = {"optim.lr": rate, "seed": seed}
+    return write_run(folder, events(), config=config, decided={**config, "max_grad_norm": 1.0})
+
+
+def write_page(page: Path, runs: list[Path]) -> float:
+    """Write a page in a new process; return its processor seconds, imports included."""
+    words = [sys.executable, "-c", WRITE, str(page), *map(str, runs)]
+    return float(subprocess.check_output(words, text=True))
+
+
+def processor_seconds(parent: int) -> float:
+    """Return the processor time of a process and of all below it, without those that ended."""
+    children: dict[int, list[int]] = {}
+    ticks = {}
+    for place in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = place.read_text().rpartition(")")[2].split()
+            pid = int(place.parent.name)
+            children.setdefault(int(fields[1]), []).append(pid)
+            ticks[pid] = int(fields[11]) + int(fields[12])
+    total, waiting = 0, [parent]
+    while waiting:
+        pid = waiting.pop()
+        total += ticks.get(pid, 0)
+        waiting += children.get(pid, [])
+    return total / TICKS
+
+
+def draw_page(browser: Browser, page: Path) -> dict[str, float]:
+    """Open a page; return Chromium's processor seconds for the first screen, and for the charts."""
+    browser.open(Path(__file__).parent / "report_page.py")  # forget the page before
+    time.sleep(1)
+    before = processor_seconds(os.getpid())
+    browser.open(page)
+    browser.wait_until(lambda: browser.run(SHOWN), "the page")
+    time.sleep(0.3)
+    first = processor_seconds(os.getpid())
+    browser.scroll_to(browser.find_all(".charts")[0])
+    browser.wait_until(lambda: browser.run(DRAWN), "the charts")
+    time.sleep(0.3)
+    return {"first screen": first - before, "with charts": processor_seconds(os.getpid()) - before}
+
+
+def measure_hiding(browser: Browser) -> dict[str, float]:
+    """Return the milliseconds in which a page of runs hides one, and sorts its table."""
+    hide = (
+        "const box = document.querySelector('label.run input'), start = performance.now();"
+        "box.click(); return performance.now() - start"
+    )
+    sort = (
+        "const start = performance.now();"
+        "document.querySelectorAll('thead button')[12].click(); return performance.now() - start"
+    )
+    return {"hides a run, ms": browser.run(hide), "sorts the runs, ms": browser.run(sort)}
+
+
+def measure_epochix(peers: Path, work: Path) -> dict[str, float]:
+    """Return what epochix needs for a log of 100 epochs."""
+    log, page = work / "train.log", work / "epochix.html"
+    lines = [
+        f"Epoch {n}/{EPOCHIX_EPOCHS} loss: {2 / n:.4f} val_loss: {2.1 / n:.4f} accuracy: 0.5"
+        for n in range(1, EPOCHIX_EPOCHS + 1)
+    ]
+    log.write_text("\n".join(lines))
+    words = [str(peers / "bin/epochix"), "run", str(log), "--no-open", "--export", str(page)]
+    env = {**os.environ, "HOME": str(work)}
+    begin = time.perf_counter()
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=120, check=False)
+    size = page.stat().st_size / 1e6 if page.exists() else float("nan")
+    if done.returncode:
+        print(f"epochix: exit {done.returncode}: {(done.stderr or done.stdout)[-300:]}")
+    return {"MB": size, "write, s (wall)": time.perf_counter() - begin}
+
+
+def main() -> None:
+    """Measure, and print a line of JSON for each page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=1_000_000)
+    parser.add_argument("--runs", type=int, default=50)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--peers", type=Path)
+    parser.add_argument("--work", type=Path)
+    own = parser.parse_args()
+    work = own.work or Path(tempfile.mkdtemp(prefix="report-page-"))
+    try:
+        pages = {
+            "1 run, a log point for 50 steps": [make_run(work / "every50", own.steps, 50)],
+            "1 run, a log point for each step": [make_run(work / "every1", own.steps, 1)],
+            f"{own.runs} runs of 20,000 steps": [
+                make_run(work / f"run{n}", 20_000, 50, rate=10.0 ** -(n % 5), seed=n)
+                for n in range(own.runs)
+            ],
+        }
+        with open_browser() as browser:
+            for name, runs in pages.items():
+                page = work / "page.html"
+                for _ in range(own.rounds):
+                    seconds = write_page(page, runs)
+                    row = {"write, s": seconds, "MB": page.stat().st_size / 1e6}
+                    row |= draw_page(browser, page)
+                    if len(runs) > 1:
+                        row |= measure_hiding(browser)
+                    print(json.dumps({"page": name} | {k: round(v, 3) for k, v in row.items()}))
+        if own.peers is not None:
+            print(json.dumps({"page": "epochix"} | measure_epochix(own.peers, work)))
+    finally:
+        if own.work is None:
+            shutil.rmtree(work, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
