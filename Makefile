@@ -11,7 +11,7 @@ SLOW_TESTERS ?= 3
 .PHONY: demo test types quick-tests test-slow test-all torture bench clean
 
 demo: $(VENV)/.demo
-	$(BIN)/surestep train digits
+	$(BIN)/surestep train digits --report
 
 # Four minutes on two cores. Needs no compiler and no library beyond the extra `dev`.
 # mypy needs one core only, so it runs beside the tests.

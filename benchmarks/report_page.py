@@ -23,7 +23,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-
 from tests.browser import Browser, open_browser
 from tests.reports.folders import checkpoint, evaluation, log_point, write_run
 
@@ -60,7 +59,10 @@ def make_run(folder: Path, steps: int, every: int, *, rate: float = 1e-3, seed: 
                 yield checkpoint(last)
 
     config = {"optim.lr": rate, "seed": seed}
-    return write_run(folder, events(), config=config, decided={**config, "max_grad_norm": 1.0})
+    written: Path = write_run(
+        folder, events(), config=config, decided={**config, "max_grad_norm": 1.0}
+    )
+    return written
 
 
 def write_page(page: Path, runs: list[Path]) -> float:

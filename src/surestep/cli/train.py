@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout, suppress
+from collections.abc import Callable
+from contextlib import nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -132,28 +132,45 @@ def _execute(call: RecipeCall, own: Options, words: list[str]) -> Callable[[], i
 
         result = overfit(call.task(), call.config, own.overfit)
         return lambda: _print_overfit(result, as_json=own.json)
-    trained = train(
-        call,
-        _command(words if own.run else [*words, "--run", "{run}"]),
-        run=None if own.run is None else fill_in(own.run, call),
-        resume=own.resume,
-        allow=split_names(own.allow),
-        from_=own.from_,
-        writes_page=own.report,
-    )
-    fail_on = call.config.doctor.fail_on
-    return lambda: report(*trained, fail_on=fail_on, as_json=own.json)
+    opened: list[Run] = []
+    try:
+        trained = train(
+            call,
+            _command(words if own.run else [*words, "--run", "{run}"]),
+            on_open=opened.append,
+            run=None if own.run is None else fill_in(own.run, call),
+            resume=own.resume,
+            allow=split_names(own.allow),
+            from_=own.from_,
+        )
+    except BaseException:
+        if own.report and opened:
+            _write_page(opened[0])
+        raise
+
+    def print_results() -> int:
+        code = report(*trained, fail_on=call.config.doctor.fail_on, as_json=own.json)
+        if own.report:
+            with redirect_stdout(sys.stderr) if own.json else nullcontext():
+                _write_page(opened[0])
+        return code
+
+    return print_results
 
 
 def train(
-    call: RecipeCall, resume_command: str, *, writes_page: bool = False, **options: Any
+    call: RecipeCall,
+    resume_command: str,
+    *,
+    on_open: Callable[[Run], object] = lambda _: None,
+    **options: Any,
 ) -> tuple[Run, dict[str, Value] | None, list[str]]:
     """Train; return the run, the metrics of a test split, and the command to type next.
 
     Args:
         call: the recipe, with its options.
         resume_command: is printed after Ctrl-C; "{run}" in it is the run folder.
-        writes_page: whether the page of the run is written, however the run ends.
+        on_open: is called with the run when its folder is there.
         options: of `prepare`.
     """
     with import_without_collecting():
@@ -164,10 +181,8 @@ def train(
     task, recipe = call.task(), call.recipe
     check_stop()
     options |= {"callbacks": recipe.callbacks, "trackers": recipe.trackers, "origin": call.origin}
-    with ExitStack() as stack:
-        pages = stack.enter_context(_write_pages())
-        session = stack.enter_context(prepare(task, call.config, **options))
-        pages += [session.run] * writes_page
+    with prepare(task, call.config, **options) as session:
+        on_open(session.run)
         try:
             done = fit(session)
         except (KeyboardInterrupt, Preempted) as stopped:
@@ -187,20 +202,15 @@ def train(
     return done, test, _next_command(done, task, which, predicts=test is None)
 
 
-@contextmanager
-def _write_pages() -> Iterator[list[Run]]:
-    """Write the page of each run in the list, on rank 0, when it is closed or has failed."""
-    runs: list[Run] = []
-    try:
-        yield runs
-    finally:
-        for run in runs if read_launched().rank == 0 else ():
-            from surestep.reports.write import report as write_report
+def _write_page(run: Run) -> None:
+    """Write the page of a run, on rank 0, and print its path, or why it is not written."""
+    from surestep.reports.write import report as write_report
 
-            try:
-                print_escaped(f"Report: {write_report(run)}")
-            except SurestepError as error:
-                print_escaped(f"The report is not written: {error}", file=sys.stderr)
+    if read_launched().rank == 0:
+        try:
+            print_escaped(f"Report: {write_report(run)}")
+        except SurestepError as error:
+            print_escaped(f"The report is not written: {error}", file=sys.stderr)
 
 
 def _next_command(done: Run, task: Task, which: Which, *, predicts: bool) -> list[str]:
