@@ -110,9 +110,11 @@ function showRuns(data) {
 
 /** Return the best group by each metric, and whether its lead is larger than the spread of seeds. */
 function makeWinners(data) {
-  const rows = data.winners.map(one => [one.metric, data.groups[one.group],
+  const name = group => ({value: data.groups[group], text: make("span", {},
+    make("i", {class: `swatch series-${group % COLORS}`}), data.groups[group])});
+  const rows = data.winners.map(one => [one.metric, name(one.group),
     {value: one.mean, text: `${formatNumber(one.mean)} (${one.runs} ${one.runs > 1 ? "runs" : "run"})`},
-    data.groups[one.second],
+    name(one.second),
     {value: one.second_mean, text: `${formatNumber(one.second_mean)} (${one.second_runs} ${one.second_runs > 1 ? "runs" : "run"})`},
     one.lead, one.spread,
     one.is_clear === null ? "not known: train both with several seeds"
