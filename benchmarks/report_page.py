@@ -6,20 +6,22 @@ The runs are synthetic: a noisy loss with a spike of one step, a gradient norm a
 step, an evaluation and a checkpoint for each hundredth of the run. Three pages are written, each in
 a new process: of a run with a log point for 50 steps, of one with a log point for each step, and of
 many runs of 20,000 steps. Chromium's time is that of all its processes, from opening the file until
-the window shows it. --peers is a virtual environment with epochix, tensorboard and trackio, which
-get the same losses.
+the window shows it. --peers is a virtual environment with epochix, which reads the printed log of
+100 epochs, and TensorBoard, which reads a loss of each step with the same spike.
 """
 
 import argparse
 import contextlib
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +33,18 @@ import sys, time
 from surestep.reports.write import report
 report(sys.argv[2:], sys.argv[1])
 print(time.process_time())
+"""
+WRITE_TENSORBOARD = """
+import sys
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+writer, steps = EventFileWriter(sys.argv[1]), int(sys.argv[2])
+for step in range(1, steps + 1):
+    loss = 50.0 if step == int(steps * 0.654321) else 2 / step
+    value = Summary.Value(tag="loss", simple_value=loss)
+    writer.add_event(Event(step=step, wall_time=step, summary=Summary(value=[value])))
+writer.close()
 """
 SHOWN = "return document.readyState === 'complete' && document.querySelector('main') !== null"
 DRAWN = (
@@ -117,22 +131,72 @@ def measure_hiding(browser: Browser) -> dict[str, float]:
     return {"hides a run, ms": browser.run(hide), "sorts the runs, ms": browser.run(sort)}
 
 
-def measure_epochix(peers: Path, work: Path) -> dict[str, float]:
-    """Return what epochix needs for a log of 100 epochs."""
+def measure_epochix(browser: Browser, peers: Path, work: Path) -> dict[str, float]:
+    """Return what epochix needs for the printed log of 100 epochs."""
     log, page = work / "train.log", work / "epochix.html"
     lines = [
         f"Epoch {n}/{EPOCHIX_EPOCHS} loss: {2 / n:.4f} val_loss: {2.1 / n:.4f} accuracy: 0.5"
         for n in range(1, EPOCHIX_EPOCHS + 1)
     ]
     log.write_text("\n".join(lines))
-    words = [str(peers / "bin/epochix"), "run", str(log), "--no-open", "--export", str(page)]
-    env = {**os.environ, "HOME": str(work)}
+    words = [
+        str(peers / "bin/epochix"),
+        "run",
+        str(log),
+        "--headless",
+        "--no-llm",
+        "--export",
+        "html",
+    ]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(
+        [*words, "--output", str(page)],
+        env={**os.environ, "HOME": str(work)},
+        stdout=subprocess.DEVNULL,
+        timeout=120,
+        check=True,
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    browser.open(Path(__file__))
+    time.sleep(1)
+    start = processor_seconds(os.getpid())
+    browser.open(page)
+    time.sleep(2)
+    drawn = processor_seconds(os.getpid()) - start
+    return {"write, s": seconds, "MB": page.stat().st_size / 1e6, "drawn": drawn}
+
+
+def measure_tensorboard(peers: Path, work: Path, steps: int) -> dict[str, float]:
+    """Return what TensorBoard needs to serve one loss of each step, and its largest value."""
+    python, folder = str(peers / "bin/python"), work / "tensorboard"
+    subprocess.run([python, "-c", WRITE_TENSORBOARD, folder, str(steps)], check=True)
+    words = ["-m", "tensorboard.main", "--logdir", str(folder), "--port", "6061", "--load_fast"]
     begin = time.perf_counter()
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=120, check=False)
-    size = page.stat().st_size / 1e6 if page.exists() else float("nan")
-    if done.returncode:
-        print(f"epochix: exit {done.returncode}: {(done.stderr or done.stdout)[-300:]}")
-    return {"MB": size, "write, s (wall)": time.perf_counter() - begin}
+    server = subprocess.Popen(
+        [python, *words, "false"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    address = "http://127.0.0.1:6061/data/plugin/scalars/scalars?run=.&tag=loss"
+    try:
+        last = 0
+        while last < steps:
+            time.sleep(0.2)
+            with contextlib.suppress(OSError), urllib.request.urlopen(address) as answer:
+                points = json.load(answer)
+                last = points[-1][1]
+        return {
+            "served after, s (wall)": time.perf_counter() - begin,
+            "served after, s": processor_seconds(server.pid),
+            "points": len(points),
+            "largest of them": max(point[2] for point in points),
+        }
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def _print(page: str, row: Mapping[str, float]) -> None:
+    print(json.dumps({"page": page} | {name: round(value, 3) for name, value in row.items()}))
 
 
 def main() -> None:
@@ -163,9 +227,10 @@ def main() -> None:
                     row |= draw_page(browser, page)
                     if len(runs) > 1:
                         row |= measure_hiding(browser)
-                    print(json.dumps({"page": name} | {k: round(v, 3) for k, v in row.items()}))
-        if own.peers is not None:
-            print(json.dumps({"page": "epochix"} | measure_epochix(own.peers, work)))
+                    _print(name, row)
+            if own.peers is not None:
+                _print("epochix, 100 epochs", measure_epochix(browser, own.peers, work))
+                _print("TensorBoard, 1 curve", measure_tensorboard(own.peers, work, own.steps))
     finally:
         if own.work is None:
             shutil.rmtree(work, ignore_errors=True)
