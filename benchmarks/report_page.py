@@ -7,7 +7,7 @@ step, an evaluation and a checkpoint for each hundredth of the run. Three pages 
 a new process: of a run with a log point for 50 steps, of one with a log point for each step, and of
 many runs of 20,000 steps. Chromium's time is that of all its processes, from opening the file until
 the window shows it. --peers is a virtual environment with epochix, which reads the printed log of
-100 epochs, and TensorBoard, which reads a loss of each step with the same spike.
+100 epochs, and TensorBoard and Trackio, which read a loss of each step with the same spike.
 """
 
 import argparse
@@ -45,6 +45,19 @@ for step in range(1, steps + 1):
     value = Summary.Value(tag="loss", simple_value=loss)
     writer.add_event(Event(step=step, wall_time=step, summary=Summary(value=[value])))
 writer.close()
+"""
+READ_TRACKIO = """
+import json, os, sys
+os.environ |= {"TRACKIO_DIR": sys.argv[1], "HF_HUB_OFFLINE": "1"}
+import trackio
+from trackio.sqlite_storage import SQLiteStorage
+steps = int(sys.argv[2])
+trackio.init(project="p", name="a", embed=False)
+for step in range(1, steps + 1):
+    trackio.log({"loss": 50.0 if step == int(steps * 0.654321) else 2 / step}, step=step)
+trackio.finish()
+values = [one["value"] for one in SQLiteStorage.get_metric_values("p", "a", "loss", max_points=3000)]
+print(json.dumps({"points": len(values), "largest of them": max(values)}))
 """
 SHOWN = "return document.readyState === 'complete' && document.querySelector('main') !== null"
 DRAWN = (
@@ -195,6 +208,13 @@ def measure_tensorboard(peers: Path, work: Path, steps: int) -> dict[str, float]
         server.wait()
 
 
+def measure_trackio(peers: Path, work: Path, steps: int) -> dict[str, float]:
+    """Return what Trackio's page gets of a loss of each step."""
+    words = [str(peers / "bin/python"), "-c", READ_TRACKIO, str(work / "trackio"), str(steps)]
+    found: dict[str, float] = json.loads(subprocess.check_output(words, text=True).splitlines()[-1])
+    return found
+
+
 def _print(page: str, row: Mapping[str, float]) -> None:
     print(json.dumps({"page": page} | {name: round(value, 3) for name, value in row.items()}))
 
@@ -231,6 +251,7 @@ def main() -> None:
             if own.peers is not None:
                 _print("epochix, 100 epochs", measure_epochix(browser, own.peers, work))
                 _print("TensorBoard, 1 curve", measure_tensorboard(own.peers, work, own.steps))
+                _print("Trackio, 20,000 steps", measure_trackio(own.peers, work, 20_000))
     finally:
         if own.work is None:
             shutil.rmtree(work, ignore_errors=True)
