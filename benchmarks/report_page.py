@@ -56,7 +56,8 @@ trackio.init(project="p", name="a", embed=False)
 for step in range(1, steps + 1):
     trackio.log({"loss": 50.0 if step == int(steps * 0.654321) else 2 / step}, step=step)
 trackio.finish()
-values = [one["value"] for one in SQLiteStorage.get_metric_values("p", "a", "loss", max_points=3000)]
+found = SQLiteStorage.get_metric_values("p", "a", "loss", max_points=3000)
+values = [one["value"] for one in found]
 print(json.dumps({"points": len(values), "largest of them": max(values)}))
 """
 SHOWN = "return document.readyState === 'complete' && document.querySelector('main') !== null"
