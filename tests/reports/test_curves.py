@@ -70,7 +70,7 @@ def test_values_that_are_not_finite_are_counted_and_named():
     curve = Curve("a", np.arange(1, 6), np.array([1.0, np.nan, np.inf, 0.5, np.nan]))
     found = thin(curve)
     assert found["steps"].tolist() == [1, 4]
-    assert found["not_finite"] == {"count": 3, "first": [2, 3, 5]}
+    assert found["not_finite"] == {"count": 3, "steps": [2, 3, 5]}
     assert (found["lowest"], found["highest"]) == (
         {"step": 4, "value": 0.5},
         {"step": 1, "value": 1.0},
@@ -115,3 +115,8 @@ def test_steps_are_the_same_when_they_are_read(steps, kind):
     assert (encoded["type"], encoded["count"]) == (kind, len(steps))
     read = encoded["first"] + np.concatenate([[0], np.cumsum(decode(encoded))])
     assert read[: len(steps)].tolist() == steps
+
+
+def test_many_values_that_are_not_finite_are_marked_from_the_first_to_the_last():
+    (count, steps) = thin(Curve("a", np.arange(5000), np.full(5000, np.nan)))["not_finite"].values()
+    assert (count, len(steps), steps[0], steps[-1]) == (5000, 200, 0, 4999)

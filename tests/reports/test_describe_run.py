@@ -96,7 +96,7 @@ def test_run_without_a_finite_value_has_a_page(tmp_path, losses):
     texts = [str(loss) for loss in losses]
     point = {**log_point(1, [0.0] * 3), "loss": texts, "grad_norm": texts}
     (loss, *_) = described(tmp_path / "a", [point])["charts"]
-    assert loss["curves"][0]["not_finite"] == {"count": 3, "first": [1, 2, 3]}
+    assert loss["curves"][0]["not_finite"] == {"count": 3, "steps": [1, 2, 3]}
 
 
 @pytest.mark.parametrize("status", ["running", "failed", "stopped"])

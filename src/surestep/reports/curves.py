@@ -15,7 +15,7 @@ from surestep.reports.arrays import encode_steps, encode_values
 RANGES = 2000  # of a long curve, each with its smallest and its largest value
 _AROUND = 100  # steps before and after an event, all of which are kept
 _MOST_DETAILS = 60_000  # values near events, of all curves
-_MOST_SHOWN = 200  # steps whose values are not finite
+_MOST_SHOWN = 200  # steps whose values are not finite, from the first to the last
 _SPIKES, _SPIKE = 5, 8.0  # ranges whose largest value is so many times farther from their mean
 
 Steps = NDArray[np.int64]
@@ -141,9 +141,10 @@ def summarize_curve(curve: Curve) -> dict[str, Any]:
     """Return "count" of the values, "not_finite", and "lowest", "highest" and "last" with steps."""
     finite = np.isfinite(curve.values)
     steps, values, lost = curve.steps[finite], curve.values[finite], curve.steps[~finite]
+    shown = np.linspace(0, len(lost) - 1, min(len(lost), _MOST_SHOWN)).astype(int)
     return {
         "count": len(curve.values),
-        "not_finite": {"count": len(lost), "first": lost[:_MOST_SHOWN].tolist()},
+        "not_finite": {"count": len(lost), "steps": lost[shown].tolist()},
         "lowest": _describe(steps, values, int(values.argmin())) if len(values) else None,
         "highest": _describe(steps, values, int(values.argmax())) if len(values) else None,
         "last": _describe(curve.steps, curve.values, -1) if len(curve.values) else None,

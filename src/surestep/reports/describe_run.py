@@ -13,6 +13,7 @@ from surestep.base.errors import CheckpointError
 from surestep.base.paths import is_address
 from surestep.base.text import format_count
 from surestep.base.version import VERSION
+from surestep.record.checkpoint.discovery import scan_checkpoints
 from surestep.record.io import read_json
 from surestep.record.records import Records, read_records
 from surestep.record.run import Run
@@ -65,7 +66,7 @@ def describe_run(run: Run, name: str) -> dict[str, Any]:
         "curve": found["curve"],
         "findings": found["findings"],
         "incidents": found["incidents"],
-        "commands": _list_commands(name, found["state"], config),
+        "commands": _list_commands(run, name, found["state"]),
         "axes": [describe_axis(records)],
         "charts": _thin(shown, marks, len(records.trained)),
         "omitted_charts": [chart.title for chart in omitted[:MOST]],
@@ -174,16 +175,17 @@ def _add_up(events: Sequence[Mapping[str, Any]], name: str) -> float | None:
     return None if None in known else float(sum(map(float, filter(None, known))))
 
 
-def _list_commands(name: str, state: str, config: Mapping[str, Any]) -> list[dict[str, str]]:
+def _list_commands(run: Run, name: str, state: str) -> list[dict[str, str]]:
     """Return what can be typed next."""
-    run = shlex.quote(name)
+    typed, commands = shlex.quote(name), {}
     if is_address(name):
-        return [{"what": "Copy the run to this machine", "command": f"surestep mirror fetch {run}"}]
-    commands = {"Compare it with another run": f"surestep report {run} OTHER_RUN"}
-    if config["recipe"]:
-        commands = {"Evaluate its best model": f"surestep evaluate {run}", **commands}
+        commands["Copy the run to this machine"] = f"surestep mirror fetch {typed}"
+    elif run.config["recipe"]:
         if state in ("stopped", "killed", "failed"):
-            commands = {"Resume it": f"surestep resume {run}", **commands}
+            commands["Resume it"] = f"surestep resume {typed}"
+        if scan_checkpoints(run.checkpoints).good:
+            commands["Evaluate its best model"] = f"surestep evaluate {typed}"
+    commands["Compare it with another run"] = f"surestep report {typed} OTHER_RUN"
     return [{"what": what, "command": command} for what, command in commands.items()]
 
 

@@ -229,7 +229,7 @@ class Chart {
   note() {
     const texts = this.curves.filter(curve => curve.not_finite.count).map(curve =>
       `${curve.name}: ${formatNumber(curve.not_finite.count)} values are not finite, first in step ` +
-      formatNumber(curve.not_finite.first[0]));
+      formatNumber(curve.not_finite.steps[0]));
     const hidden = this.view.isLog ? this.curves.filter(curve => curve.lowest?.value <= 0) : [];
     texts.push(...hidden.map(curve => `${curve.name}: values up to 0 are not on a logarithmic axis`));
     this.notes.textContent = texts.join(". ");
@@ -323,7 +323,7 @@ class Chart {
     context.setLineDash([]);
     this.drawn = [];
     const lost = this.curves.filter(curve => curve.isShown).flatMap(curve =>
-      curve.not_finite.first.map(step => ({kind: "incident", step, text: `${curve.name} is not finite`})));
+      curve.not_finite.steps.map(step => ({kind: "incident", step, text: `${curve.name} is not finite`})));
     const marks = [...this.view.marks.filter(mark => !this.view.hidden.has(mark.kind)), ...lost];
     const places = this.view.place(marks.map(mark => mark.step).sort((a, b) => a - b));
     marks.sort((a, b) => a.step - b.step).forEach((mark, at) => {
