@@ -4,6 +4,7 @@ Files may come from anyone. A run folder's file may have more keys, and lack tho
 version added; a checkpoint's `state.json` has exactly these, in state_schema.py.
 """
 
+from functools import partial
 from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import (
@@ -97,16 +98,22 @@ Pair = Annotated[list[Size], Field(min_length=2, max_length=2)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-def _version(newest: int) -> Any:
-    def check(value: int) -> int:
-        if value > newest:
-            raise NewerFormatError(
-                f"has format {value}, and this surestep reads up to {newest}. Install a newer one: "
-                "pip install -U surestep."
-            )
-        return value
+def check_version(value: int, newest: int) -> int:
+    """Return the format of a file, if this surestep can read it.
 
-    return Annotated[Size, AfterValidator(check)]
+    Raises:
+        NewerFormatError: a newer surestep wrote it.
+    """
+    if value > newest:
+        raise NewerFormatError(
+            f"has format {value}, and this surestep reads up to {newest}. Install a newer one: "
+            "pip install -U surestep."
+        )
+    return value
+
+
+def _version(newest: int) -> Any:
+    return Annotated[Size, AfterValidator(partial(check_version, newest=newest))]
 
 
 def exact(**types: Any) -> Any:
