@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from surestep.config.groups import Data as Data
     from surestep.config.groups import EarlyStop as EarlyStop
     from surestep.config.groups import Logging as Logging
+    from surestep.config.groups import Report as Report
     from surestep.config.groups import Scaler as Scaler
     from surestep.config.groups import Validation as Validation
     from surestep.config.not_set import NOT_SET as NOT_SET
@@ -97,6 +98,7 @@ _HOMES = {
     "ParamGroup": "surestep.config.param_groups",
     "Plan": "surestep.engine.plan.plan",
     "Predictions": "surestep.engine.evaluate.predict",
+    "Report": "surestep.config.groups",
     "Request": "surestep.engine.step.callback",
     "Run": "surestep.record.run",
     "RunList": "surestep.record.runs",

@@ -63,6 +63,7 @@ OTHERWISE = [
     {"clip_value": "0.5", "profile": "2:3"},
     {"on_spike": "rollback", "max_rollbacks": "2"},
     {"doctor.ignore": "SS117=meant", "doctor.fail_on": "warning", "doctor.check_data": "all"},
+    {"report.samples": "16"},
     {"compile": "max-autotune", "matmul_precision": "high", "sdpa_backend": "math"},
     {"cpu_allocator": "default"},
     {"cudnn_benchmark": "False", "channels_last": "False", "compile_blocks": "False"},

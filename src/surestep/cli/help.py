@@ -49,6 +49,7 @@ _GROUPS = {
     "parallel": "Several processes",
     "logging": "Logging",
     "doctor": "Rules that check the run",
+    "report": "Report",
 }
 _CONFIG_FILE = "TOML file with options, or a run's config.json; the command line overrides it."
 _COLUMN, _WIDEST, _LONGEST_METAVAR = 30, 100, 60

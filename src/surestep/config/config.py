@@ -30,7 +30,16 @@ from surestep.config.annotations import (
 )
 from surestep.config.doctor import Doctor
 from surestep.config.group import MAIN, ConfigGroup, Locations, declare_group, placed
-from surestep.config.groups import Average, Checkpoint, Data, EarlyStop, Logging, Scaler, Validation
+from surestep.config.groups import (
+    Average,
+    Checkpoint,
+    Data,
+    EarlyStop,
+    Logging,
+    Report,
+    Scaler,
+    Validation,
+)
 from surestep.config.not_set import NOT_SET
 from surestep.config.optim import Optim
 from surestep.config.option import (
@@ -91,6 +100,7 @@ class Config(PluginOptions):
         parallel: the strategy of several processes.
         logging: when to log, and what to show.
         doctor: which rules check the run.
+        report: what the run folder keeps for a report of the run.
 
     The other attributes are single options, which are listed below.
 
@@ -256,6 +266,7 @@ class Config(PluginOptions):
     parallel: Group[Parallel, str] = declare_group(Parallel)
     logging: Group[Logging, Real | timedelta | Off] = declare_group(Logging)
     doctor: Group[Doctor, None] = declare_group(Doctor)
+    report: Group[Report, None] = declare_group(Report)
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:

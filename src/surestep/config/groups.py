@@ -226,6 +226,18 @@ class Checkpoint(ConfigGroup):
     )
 
 
+class Report(ConfigGroup):
+    """What the run folder keeps for a report of the run."""
+
+    prefix: ClassVar[str] = "report."
+    resume: ClassVar[ResumeEffect] = DISPLAY
+    samples: Number[Annotated[int, Field(ge=1, le=64)] | None] = option(
+        "Collect the predictions of evaluations, with so many of the worst samples and of the "
+        "most confident errors; up to 64.",
+        default=(None, "not set: evaluations keep metrics alone"),
+    )
+
+
 def tracker_names() -> tuple[str, ...]:
     """Return the names of the trackers: those of surestep, and of plug-ins."""
     own = ("tensorboard", "mlflow", "wandb")

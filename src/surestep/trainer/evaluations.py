@@ -1,9 +1,11 @@
 """The evaluations of a session, and what they change: the best metric and the plateaus."""
 
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
+from surestep.engine.evaluate.collect_predictions import PredictionCollector
 from surestep.engine.evaluate.predict import Predictions
 from surestep.engine.plan.specs import raw_name
 from surestep.engine.state.average import AveragedWeights
@@ -20,7 +22,13 @@ from surestep.trainer.messages import Messages
 
 
 class Evaluations:
-    """Evaluates and predicts for a session; its methods are those of `Session`."""
+    """Evaluates and predicts for a session; its methods are those of `Session`.
+
+    Attributes:
+        collectors: of the newest evaluation of all validation sets, by set; empty if
+            `report.samples` is not set.
+        collected: the weights that they are of.
+    """
 
     def __init__(
         self,
@@ -34,6 +42,8 @@ class Evaluations:
         self._loop, self._task, self._evaluator = loop, task, evaluator
         self._recorder, self._saving, self._messages = recorder, saving, messages
         self._plan = loop.plan
+        self.collectors: Mapping[str, PredictionCollector] = {}
+        self.collected: Literal["weights", "average"] = "weights"
 
     @property
     def is_done(self) -> bool:
@@ -49,7 +59,10 @@ class Evaluations:
         began = time.perf_counter()
         with loop.log.pause_clock():
             step, average = state.progress.step, self._average()
-            metrics = self._evaluate_weights(split, average)
+            most = plan.report_samples or 0
+            sets = self._task.val_sets() if most and split is None else ()
+            collectors = {name: PredictionCollector(loop.context.loss, most) for name in sets}
+            metrics = self._evaluate_weights(split, average, collectors)
         monitored = (plan.validation_metric or "").split("/")[0]
         is_raw = average is None or (
             plan.validation_weights == "both" and monitored in map(raw_name, self._task.val_sets())
@@ -66,6 +79,8 @@ class Evaluations:
             best = state.best
             best.latest, best.latest_step, best.measured = dict(metrics), step, measured
             best.is_due = False
+            self.collectors = collectors
+            self.collected = "weights" if average is None else "average"
             self._saving.forget()  # a checkpoint of this step does not have the metrics
             for line in update_best(plan, state, metrics, loop.context.schedule.peak):
                 self._messages.print_line(line)
@@ -84,12 +99,15 @@ class Evaluations:
         return None if self._plan.validation_weights == "raw" else self._evaluator.average()
 
     def _evaluate_weights(
-        self, split: str | None, average: AveragedWeights | None
+        self,
+        split: str | None,
+        average: AveragedWeights | None,
+        collectors: Mapping[str, PredictionCollector],
     ) -> dict[str, Value]:
         """Evaluate the average, and also the weights if the Plan says so."""
         warn = self._messages.notify_once
         with nullcontext() if average is None else average.swapped_in():
-            metrics = raw = self._evaluator.evaluate(split, warn)
+            metrics = raw = self._evaluator.evaluate(split, warn, collectors)
         if self._plan.validation_weights != "both":
             return metrics
         if average is not None:

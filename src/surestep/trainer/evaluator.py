@@ -2,10 +2,11 @@
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from torch import Tensor, nn
 
@@ -13,6 +14,7 @@ from surestep.base.errors import ConfigError, ParallelError
 from surestep.config.config import Config
 from surestep.engine.data.batch_loader import BatchLoader, make_loader
 from surestep.engine.data.dataset import count_samples
+from surestep.engine.evaluate.collect_predictions import PredictionCollector
 from surestep.engine.evaluate.evaluate import (
     check_targets,
     evaluate_parts,
@@ -127,8 +129,16 @@ class Evaluator:
             self.loaders[split] = limited
             full.close()
 
-    def evaluate(self, split: str | None, warn: Warn) -> dict[str, Value]:
-        """Return the metrics of a split, or of all validation sets, by "split/metric"."""
+    def evaluate(
+        self,
+        split: str | None,
+        warn: Warn,
+        collectors: Mapping[str, PredictionCollector] = MappingProxyType({}),
+    ) -> dict[str, Value]:
+        """Return the metrics of a split, or of all validation sets, by "split/metric".
+
+        `collectors` get the outputs, each those of a validation set.
+        """
         self.sync_buffers()
         names, loop = list(self.task.val_sets()) if split is None else [split], self.loop
         loaders = {name: self.loaders[name] for name in names}
@@ -145,6 +155,7 @@ class Evaluator:
                 world=loop.world,
                 warn=warn,
                 writes=loop.context.writes,
+                collectors=collectors,
             )
         except (RuntimeError, MemoryError) as error:
             size = max(loader.layout.batch_size for loader in loaders.values())

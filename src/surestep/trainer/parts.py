@@ -22,6 +22,7 @@ from surestep.tracking.histograms import RecordHistograms
 from surestep.trainer.build import BuiltLoop
 from surestep.trainer.incidents import ExplainMemory
 from surestep.trainer.rank_consistency import CheckReplicas
+from surestep.trainer.record_predictions import RecordPredictions
 from surestep.trainer.record_steps import RecordSteps
 from surestep.trainer.scheduled import EarlyStopping, ScheduledEvaluation, ScheduledSaving
 from surestep.trainer.session import Session
@@ -86,6 +87,8 @@ def list_parts(
         # An evaluation comes before the save of its step, which then has the metrics.
         ScheduledEvaluation(session),  # all ranks, each a share
     ]
+    if trains and plan.report_samples and session.task.val_sets():
+        parts.append(RecordPredictions(session, recorder))  # all ranks; the first one writes
     if plan.compile != "off":
         parts.append(_notices("recompilation", recompile_counter()))
     parts += [_notices(type(sender).__name__, sender.notice) for sender in senders]  # first rank

@@ -276,4 +276,5 @@ OPTION_VALUES: dict[str, OptionValue] = {
     "doctor.ignore": OptionValue(("SS117=we clip on purpose",), planned=("SS117",)),
     "doctor.fail_on": OptionValue("error"),
     "doctor.check_data": OptionValue("off"),
+    "report.samples": OptionValue(16),
 }

@@ -23,6 +23,7 @@ from surestep.engine.data.sources import InMemory, MapStyleSource
 from surestep.engine.device import ran_out, sum_dtype
 from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.distributed.hang_monitor import is_network_error
+from surestep.engine.evaluate.collect_predictions import PredictionCollector
 from surestep.engine.evaluate.nonfinite_inputs import explain_nonfinite, forward_of
 from surestep.engine.losses.adapt import Loss
 from surestep.engine.losses.multi import code_of_losses, error_prefix, split_heads
@@ -159,8 +160,9 @@ def eval_step(
     micro: MicroBatch,
     totals: EvalAccumulator,
     autocast: AbstractContextManager[Any],
+    collector: PredictionCollector | None = None,
 ) -> None:
-    """Add one micro-batch to the totals."""
+    """Add one micro-batch to the totals, and its predictions to what a report shows."""
     with autocast:
         outputs = model(*micro.args, **micro.kwargs)
         with explain_missing_targets("The loss", exist=micro.has_targets):
@@ -168,6 +170,8 @@ def eval_step(
     totals.count(micro.samples)
     with explain_missing_targets("A metric", exist=micro.has_targets):
         _add_metrics(model, outputs, micro, totals)
+    if collector is not None:
+        collector.add(outputs, micro)
 
 
 def _add_losses(outputs: Any, micro: MicroBatch, totals: EvalAccumulator) -> None:
@@ -265,10 +269,12 @@ def evaluate(
     autocast: AbstractContextManager[Any],
     world: Communicator = ALONE,
     writes: Sequence[Write] = (),
+    collector: PredictionCollector | None = None,
 ) -> dict[str, Value]:
     """Return the mean loss and the metrics of one split; waits for the device.
 
     The batch size does not matter. `generators` are those of the model, the loss and the metrics.
+    `collector` gets the outputs of each micro-batch.
 
     Raises:
         EvaluationInterrupted: `loader.leave` asks to stop.
@@ -280,7 +286,7 @@ def evaluate(
         for micro in _micro_batches(loader, randomness):
             has_targets = micro.has_targets
             try:
-                eval_step(model, micro, totals, autocast)
+                eval_step(model, micro, totals, autocast, collector)
             except FAILURES as error:
                 if is_network_error(error) or ran_out(error):
                     raise
@@ -371,12 +377,14 @@ def evaluate_parts(
     warn: Callable[[str], object] | None = None,
     writes: Sequence[Write] = (),
     generators: OwnGenerators | None = None,
+    collectors: Mapping[str, PredictionCollector] = _NOTHING,
 ) -> dict[str, Value]:
     """Return the metrics of several splits, by "split/metric"; waits for the device.
 
     `warn` is called with the reason why a loss is not finite; the split is then read again. None
     searches for no reason. `writes` are the parameters and attributes that a forward changes.
     `generators` are what `generators_of` found before; without them, it searches again.
+    `collectors` get the outputs, each those of a split.
 
     Raises:
         TaskError: the Task has no loss.
@@ -387,6 +395,7 @@ def evaluate_parts(
     options: Any = {"autocast": autocast, "world": world, "writes": writes}
     metrics_by_name: dict[str, Value] = {}
     for part, loader in loaders.items():
+        options["collector"] = collectors.get(part)
         values = evaluate(model, loader, loss, metrics, generators=generators, **options)
         metrics_by_name |= {f"{part}/{name}": value for name, value in values.items()}
         if warn is not None and not math.isfinite(number(values.get("loss", 0.0))):

@@ -148,3 +148,11 @@ def better_direction(ctx: PlanContext) -> Literal["min", "max"] | None:
     if declared is not None:
         return declared
     return direction_of(name)
+
+
+@resolves("report.samples")
+def report_samples(ctx: PlanContext) -> Decision:
+    """Add why there is nothing to show, if that is known."""
+    value, reason = ctx.declared()
+    why = ctx.task_info.no_predictions
+    return value, f"{reason}; not shown: {why}" if value and why else reason
