@@ -1,29 +1,40 @@
-"""A metric over a full set has the same value on any number of ranks."""
+"""Metrics over a full set, and predictions, are the same on any number of ranks."""
 
 import json
 
 import pytest
 
 from surestep.engine.metrics import row_buffer
+from surestep.record.predictions import read_predictions
 from tests.multi_rank.starter import start
 from tests.multi_rank.torchrun import check_ended_well
 from tests.multi_rank.whole_set_metrics import all_cases
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory):
+def one_folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("one")
+
+
+@pytest.fixture(scope="module")
+def one(one_folder):
     limit = row_buffer.LIMIT
     try:
-        return all_cases(tmp_path_factory.mktemp("one"))
+        return all_cases(one_folder)
     finally:
         row_buffer.LIMIT = limit
 
 
 @pytest.fixture(scope="module", params=[2, 4])
-def ranks(request, tmp_path_factory):
+def ranks_folder(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     check_ended_well(start("launcher", folder, str(request.param), "whole_set_metrics"))
-    files = [folder / f"rank-{rank}.json" for rank in range(request.param)]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ranks(ranks_folder):
+    files = sorted(ranks_folder.glob("rank-*.json"))
     return [json.loads(each.read_text(encoding="utf-8")) for each in files]
 
 
@@ -41,3 +52,13 @@ def test_all_ranks_raise_what_the_function_raises(one, ranks):
     assert "fails on all 103 rows" in one["fails"]
     assert "ValueError: 103 samples" in one["fails"]
     assert [each["fails"] for each in ranks] == [one["fails"]] * len(ranks)
+
+
+@pytest.mark.parametrize("kind", ["classes", "numbers"])
+def test_ranks_collect_the_predictions_of_one_process(one, one_folder, ranks_folder, kind):
+    (expected,), (found,) = (
+        read_predictions(folder / kind)["evaluations"] for folder in (one_folder, ranks_folder)
+    )
+    assert [one["n_samples"] for one in expected["sets"]] == [103, 3]
+    assert [one["kind"] for one in expected["sets"]] == [kind, kind]
+    assert found == expected
