@@ -94,13 +94,19 @@ def test_collecting_predictions_changes_nothing(tmp_path, loss, classes):
     check_collecting(lambda: next(folders), loss, classes)
 
 
-def test_collecting_draws_nothing(tmp_path, monkeypatch):
-    called = set()
-    for owner, name in (
-        (PredictionCollector, "add"),
-        (PredictionCollector, "gather"),
-        (RecordPredictions, "on_evaluate"),
-    ):
-        monkeypatch.setattr(owner, name, poisoned(vars(owner)[name], called))
-    train(tmp_path / "run", 4, nn.CrossEntropyLoss(), True)
+def check_draws(folder: Folder) -> None:
+    """Check that nothing that collects predictions draws from a global generator."""
+    called = set[Any]()
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in (
+            (PredictionCollector, "add"),
+            (PredictionCollector, "gather"),
+            (RecordPredictions, "on_evaluate"),
+        ):
+            patch.setattr(owner, name, poisoned(vars(owner)[name], called))
+        train(folder(), 4, nn.CrossEntropyLoss(), True)
     assert len(called) == 3
+
+
+def test_collecting_draws_nothing(tmp_path):
+    check_draws(lambda: tmp_path)
