@@ -94,7 +94,7 @@ def test_collecting_predictions_changes_nothing(tmp_path, loss, classes):
     check_collecting(lambda: next(folders), loss, classes)
 
 
-def check_draws(folder: Folder) -> None:
+def check_nothing_drawn(folder: Folder) -> None:
     """Check that nothing that collects predictions draws from a global generator."""
     called = set[Any]()
     with pytest.MonkeyPatch.context() as patch:
@@ -109,4 +109,4 @@ def check_draws(folder: Folder) -> None:
 
 
 def test_collecting_draws_nothing(tmp_path):
-    check_draws(lambda: tmp_path)
+    check_nothing_drawn(lambda: tmp_path)

@@ -82,7 +82,7 @@ from tests.laws.test_law_3_plain_torch import GIVEN, check_exact, check_usual
 from tests.laws.test_law_3_plain_torch import check_schedule as check_rates
 from tests.laws.test_law_4_callbacks import check_callback, check_evaluation, check_workers
 from tests.laws.test_law_4_diagnosis import check_untouched
-from tests.laws.test_law_4_predictions import check_draws
+from tests.laws.test_law_4_predictions import check_nothing_drawn
 from tests.laws.test_law_5_fp16 import check_overflow
 from tests.laws.test_law_5_skipping import check_failure, check_skips
 from tests.laws.test_law_6_calls import check_calls, check_files
@@ -521,7 +521,7 @@ MUTATIONS = [
         (
             "the samples of a report are drawn",
             before(collect_predictions, "_positions", lambda *_: np.random.rand()),
-            check_draws,
+            check_nothing_drawn,
         ),
         (
             "a checkpoint has no attributes",
