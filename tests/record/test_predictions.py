@@ -82,6 +82,8 @@ A_SAMPLE = (*A_SET, "samples", 0)
         (changed([*A_SAMPLE, "loss"], "<b>"), "loss is '<b>'"),
         (changed([*A_SET, "worst"], [1]), "worst has 1, which is not an index of its samples"),
         (changed([*A_SET, "matrix"], [[-1]]), "matrix"),
+        (changed([*A_SET, "matrix"], [[1, 2]]), "a matrix has as many columns as rows"),
+        (changed([*A_SET, "calibration", "bins", 1, 1], None), "a bin has shares only if"),
         (changed([*A_SET, "set"], "x" * 2000), "set is"),
         (changed(["evaluations", 0, "step"], True), "step is True"),
     ],

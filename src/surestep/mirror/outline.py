@@ -26,7 +26,9 @@ from surestep.record.schemas import CONFIG, NewerFormatError, validate
 _HEADER_SIZE = 8  # bytes at the start of a safetensors file, with the size of its header
 _LARGEST_HEADER = 10**8 + _HEADER_SIZE  # safetensors rejects a larger one
 _RUN_FILES = ("config.json", "plan.json", "status.json")
-_RECORDS = re.compile(r"events\.jsonl|signature\.json|incidents/step-\d+/incident\.json")
+_RECORDS = re.compile(
+    r"events\.jsonl|(signature|predictions)\.json|incidents/step-\d+/incident\.json"
+)
 
 
 def require_run(store: Store) -> dict[str, int]:

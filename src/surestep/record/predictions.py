@@ -15,7 +15,16 @@ from surestep.record.io import (
     read_regular,
     unreadable_error,
 )
-from surestep.record.schemas import Count, Number, Share, Size, check_version, validate
+from surestep.record.schemas import (
+    Count,
+    Finite,
+    Number,
+    Positive,
+    Share,
+    Size,
+    check_version,
+    validate,
+)
 
 PREDICTIONS_FORMAT = 1
 NAME = "predictions.json"
@@ -26,7 +35,26 @@ _OPEN = ConfigDict(extra="allow", strict=True, defer_build=True)
 Text = Annotated[str, Field(max_length=1000)]
 Base64 = Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]*={0,2}$")]
 _Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-_Bin = Annotated[tuple[Size, Share | None, Share | None], Field(strict=False)]
+
+
+def _check_bin(found: Any) -> Any:
+    count, *shares = found
+    if any((share is None) == (count > 0) for share in shares):
+        raise ValueError("a bin has shares only if it has a count")
+    return found
+
+
+def _check_matrix(found: Any) -> Any:
+    if any(len(row) != len(found) for row in found):
+        raise ValueError("a matrix has as many columns as rows")
+    return found
+
+
+_Bin = Annotated[
+    tuple[Size, Share | None, Share | None], Field(strict=False), AfterValidator(_check_bin)
+]
+_Matrix = Annotated[list[list[Size]], AfterValidator(_check_matrix)]
+_Point = Annotated[list[Finite], Field(min_length=2, max_length=2)]
 
 
 @with_config(_OPEN)
@@ -100,9 +128,9 @@ class Calibration(TypedDict):
 class Residuals(TypedDict):
     """A histogram of predictions minus targets: bin i begins at first + i * width."""
 
-    first: Number
-    width: Number
-    counts: list[Size]
+    first: Finite
+    width: Positive
+    counts: Annotated[list[Size], Field(min_length=1)]
 
 
 def _check_listed(found: Any) -> Any:
@@ -153,7 +181,7 @@ class SetPredictions(TypedDict):
     n_elements: NotRequired[Size]
     classes: NotRequired[Size]
     class_names: NotRequired[dict[str, Text]]
-    matrix: NotRequired[list[list[Size]]]
+    matrix: NotRequired[_Matrix]
     right: NotRequired[Size]
     wrong: NotRequired[Size]
     pairs: NotRequired[list[Annotated[list[_Whole], Field(min_length=3, max_length=3)]]]
@@ -163,7 +191,7 @@ class SetPredictions(TypedDict):
     labels: NotRequired[list[Annotated[list[Size], Field(min_length=5, max_length=5)]]]
     labels_left_out: NotRequired[Size]
     residuals: NotRequired[Residuals | None]
-    points: NotRequired[list[Annotated[list[Number], Field(min_length=2, max_length=2)]]]
+    points: NotRequired[list[_Point]]
     samples: NotRequired[list[SamplePrediction]]
     worst: NotRequired[list[Size]]
     confident: NotRequired[list[Size]]

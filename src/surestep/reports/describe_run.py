@@ -21,6 +21,7 @@ from surestep.record.schemas import ENVIRONMENT, PLAN_ENTRIES, UNDOING
 from surestep.reports.charts import MOST, list_charts, list_layers
 from surestep.reports.curves import RANGES, Chart, choose_windows, find_spikes, thin_chart
 from surestep.reports.diagnosis import diagnose
+from surestep.reports.predictions import describe_predictions
 
 REPORT_FORMAT = 1
 _AXIS_POINTS = 500
@@ -51,6 +52,7 @@ def describe_run(run: Run, name: str) -> dict[str, Any]:
     charts = [*list_charts(records, options), *list_layers(records)]
     marks = list(_list_marks(records))
     shown, omitted = charts[:MOST], charts[MOST:]
+    plan = _read(run, "plan.json", PLAN_ENTRIES, [])
     return {
         "format": REPORT_FORMAT,
         "version": VERSION,
@@ -83,7 +85,8 @@ def describe_run(run: Run, name: str) -> dict[str, Any]:
             for change in event.get("changes", ())
             if isinstance(change, dict)
         ],
-        "plan": _read(run, "plan.json", PLAN_ENTRIES, []),
+        "predictions": describe_predictions(run, plan),
+        "plan": plan,
         "config": {key: config[key] for key in ("config", "task", "data") if config.get(key)},
         "environment": _read(run, "environment.json", ENVIRONMENT, {}),
     }

@@ -17,6 +17,7 @@ _PATH = re.compile(
 )
 _QUOTED = re.compile(r"""(?<=(['"]))[/~][^'"]*/([^'"/]+)/?(?=\1)""")  # it may have spaces
 _LEFT_OUT = ("environment",)
+_NO_TEXT = ("png",)  # base64, which may have what looks like a path
 _GENERIC = ("root", "user", "")  # users that many machines have
 
 
@@ -51,7 +52,10 @@ def _clean_texts(value: Any, clean: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, Mapping):
-        return {clean(str(name)): _clean_texts(inner, clean) for name, inner in value.items()}
+        return {
+            clean(str(name)): inner if name in _NO_TEXT else _clean_texts(inner, clean)
+            for name, inner in value.items()
+        }
     if isinstance(value, (list, tuple)):
         return [_clean_texts(inner, clean) for inner in value]
     return value

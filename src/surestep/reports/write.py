@@ -19,7 +19,7 @@ from surestep.reports.page import CHARTS, render_page
 from surestep.reports.redact import redact
 
 PAGE = "report.html"
-_SCRIPTS = ("run.js", "runs.js", "start.js")
+_SCRIPTS = ("predictions.js", "run.js", "runs.js", "start.js")
 
 
 def report(

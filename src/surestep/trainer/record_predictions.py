@@ -40,7 +40,9 @@ class RecordPredictions(Part):
 
     def __init__(self, session: Session, recorder: RunWriter) -> None:
         self._session, self._recorder = session, recorder
-        self._names = {name: class_names(data) for name, data in session.task.val_sets().items()}
+        of_train = class_names(session.task.train)
+        sets = session.task.val_sets()
+        self._names = {name: class_names(data) or of_train for name, data in sets.items()}
         self._best: dict[str, Any] | None = None  # the best evaluation before the newest one
         if session.loop.world.is_first:
             with suppress(RunError):  # damaged: it is replaced

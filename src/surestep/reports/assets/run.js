@@ -22,6 +22,7 @@ function showRun(data) {
     charts.length ? makeControls(view) : makeSection("Curves", make("p", {}, "No step has been recorded yet.")),
     make("div", {class: "charts"}, charts.map(chart => chart.figure)),
     hidden ? make("p", {class: "soft small"}, hidden) : null,
+    makePredictions(data.predictions),
     makeSection("Options", data.plan.length ? makeFilteredTable(["option", "value", "reason"],
       data.plan.map(({option, value, reason}) => [option, JSON.stringify(value), reason ?? ""]),
       "options with their reasons") : null),
