@@ -7,6 +7,7 @@ from importlib.resources import files
 
 import pytest
 
+from surestep.base.png import encode_png
 from surestep.reports.page import render_page
 from surestep.reports.write import report
 from tests.browser import open_browser
@@ -268,3 +269,55 @@ def test_printed_page_has_every_chart_whole(browser, show):
     browser.set_dark(is_dark=False)
     assert all(drawn)
     assert background == "rgb(255, 255, 255)"
+
+
+def predictions(name="cat", **more):
+    """Return the content of predictions.json, with a picture of two pixels."""
+    pixels = encode_png(bytes([255, 0, 0, 0, 0, 255]), 1, 2, 3)
+    shown = {"kind": "picture", "shape": [3, 1, 2], "size": [1, 2, 3]}
+    shown["png"] = base64.b64encode(pixels).decode()
+    sample = {"index": 7, "loss": 2.5, "target": 0, "prediction": 1, "confidence": 0.9}
+    found = {
+        **{"set": f"val {name}", "loss": "", "kind": "classes", "n_samples": 9, "n_elements": 9},
+        **{"classes": 2, "class_names": {"0": name, "1": "dog"}, "matrix": [[4, 1], [1, 3]]},
+        **{"right": 7, "wrong": 2, "pairs": [[0, 1, 1], [1, 0, 1]], "pairs_left_out": 0},
+        "calibration": {"bins": [[0, None, None], [9, 0.75, 0.5]], "ece": 0.25},
+        **{"samples": [{**sample, "input": shown}], "worst": [0], "confident": [0], **more},
+    }
+    numbers = {
+        **{"set": "far", "loss": "size", "kind": "numbers", "n_samples": 3, "n_elements": 3},
+        "residuals": {"first": -1.0, "width": 0.5, "counts": [1, 0, 2]},
+        **{"points": [[1.0, 1.5], [2.0, 1.0]], "samples": [], "worst": []},
+    }
+    missing = {"set": "other", "loss": "", "kind": "none", "why": f"of {name}"}
+    evaluation = {"step": 4, "is_newest": True, "is_best": True, "measured": "weights"}
+    sets = [found, numbers, missing]
+    return {"format": 1, "evaluations": [{**evaluation, "sets": sets, "left_out": [name]}]}
+
+
+def test_page_shows_the_predictions(browser, show):
+    show(*USUAL, predictions=predictions())
+    assert browser.read_console() == []
+    assert texts(browser, "#predictions h3") == ["val cat", "far: size", "other"]
+    assert "77.8% right" in browser.find_all("#predictions .set p")[0].text
+    assert texts(browser, ".matrix td") == ["4", "1", "1", "3"]
+    assert texts(browser, ".matrix tbody th") == ["cat", "dog"]
+    assert texts(browser, ".sample")[0].split("\n") == [
+        "sample 7",
+        "predicted dog, target cat",
+        "loss 2.5, confidence 0.9",
+    ]
+    images = "return [...document.images].map(one => [one.naturalWidth, one.naturalHeight])"
+    browser.scroll_to(browser.find_all(".sample")[0])
+    browser.wait_until(lambda: browser.run(images) == [[2, 1]] * 2, "the pictures", 10)
+    assert len(browser.find_all(".diagram circle")) == 2
+    assert len(browser.find_all(".diagram rect")) == 1 + 3
+
+
+def test_hostile_predictions_are_texts(browser, show):
+    hostile = predictions(HOSTILE, why=HOSTILE)
+    show(*USUAL, predictions=hostile)
+    assert browser.run("return document.title") == "run 0 - surestep"
+    assert browser.run("return document.images.length") == 2
+    text = browser.run("return document.querySelector('#predictions').textContent")
+    assert text.count(HOSTILE) == 8

@@ -120,16 +120,17 @@ def _ever_smaller(sets: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the sets: in full, with smaller pictures, with fewer samples, and fewer sets."""
     samples = [sample for one in sets for sample in one.get("samples", ())]
     has_pictures = any(sample["input"]["kind"] == "picture" for sample in samples)
-    pixels, notes = PICTURE_PIXELS, list[str]()
+    written, notes = list[dict[str, Any]](), list[str]()
     for pixels in (PICTURE_PIXELS, *(_SMALLER if has_pictures else ())):
         if pixels < PICTURE_PIXELS:
             notes = [f"Pictures have at most {pixels} pixels a side."]
-        yield {"sets": [_with_pictures(one, pixels) for one in sets], "left_out": notes}
+        written = [_with_pictures(one, pixels) for one in sets]
+        yield {"sets": written, "left_out": notes}
     most = len(samples)
     while most := most // 2:
-        fewer = [_with_pictures(_with_samples(one, most), pixels) for one in sets]
+        fewer = [_with_samples(one, most) for one in written]
         yield {"sets": fewer, "left_out": [*notes, f"Each list has at most {most} samples."]}
-    fewer = [_with_samples(one, 0) for one in sets]
+    fewer = [_with_samples(one, 0) for one in written]
     for count in range(len(sets), -1, -1):
         notes = ["No samples are listed."]
         if count < len(sets):

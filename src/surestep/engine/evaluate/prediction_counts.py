@@ -129,12 +129,10 @@ class Calibration:
         confidence = (rows.confidence[chosen].clamp(0, 1) * _ONE).round().long()
         right = rows.predictions[chosen] == rows.targets[chosen]
         bins = (confidence * CALIBRATION_BINS - 1).div(_ONE, rounding_mode="floor").clamp_(min=0)
-        in_bins = [bins == index for index in range(CALIBRATION_BINS)]
-        sums = [
-            torch.stack([(values * one).sum() for one in in_bins])
-            for values in (torch.ones_like(bins), right.long(), confidence)
-        ]
-        self._sums += torch.stack(sums).cpu().numpy()
+        # A sum by bins is not deterministic on every device; counts are.
+        sums = [(confidence * (bins == index)).sum() for index in range(CALIBRATION_BINS)]
+        counts = [torch.bincount(one, minlength=CALIBRATION_BINS) for one in (bins, bins[right])]
+        self._sums += torch.stack([*counts, torch.stack(sums)]).cpu().numpy()
 
     def to_json(self) -> Any:
         """Return counts, right ones and the sums of confidence by bin."""
