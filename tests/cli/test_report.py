@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from surestep.record.run import Run
 from tests.reports.folders import evaluation, log_point, write_run
 
 USUAL = [log_point(1, [3.0, 2.0]), evaluation(2, 1.5)]
@@ -117,6 +118,7 @@ def test_train_writes_the_page_of_a_run_that_ends_and_of_one_that_fails(folder, 
     answer = surestep("train", recipe(), "--run", "good", "--report")
     assert answer.code == 0, answer.err
     assert "Report: good/report.html" in answer.out
+    assert Run(folder / "good").config["config"]["report.samples"] == 16
     assert read_names(folder / "good" / "report.html") == "good"
     answer = surestep("train", recipe(), "--run", "bad", "--report", "--optim.lr", "1e30")
     assert answer.code == 1
@@ -125,3 +127,9 @@ def test_train_writes_the_page_of_a_run_that_ends_and_of_one_that_fails(folder, 
     answer = surestep("train", recipe(), "--report", "--dry-run")
     assert answer.code == 2
     assert "leave out --run, --resume, --allow, --from and --report" in answer.err
+
+
+def test_option_that_is_set_is_not_replaced_by_report(folder, recipe, surestep):
+    words = ("train", recipe(), "--run", "few", "--report", "--report.samples", "2")
+    assert surestep(*words).code == 0
+    assert Run(folder / "few").config["config"]["report.samples"] == 2

@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # torch is imported once the command line is checked
 
 
 QUIET = ("-q", "--quiet")
+_SAMPLES = 16  # report.samples with --report: a row or two of the page, and less than 300 KB
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ def run(words: list[str]) -> int:
     """Train; print the table of results, the best checkpoint, and what to type next."""
     call, own = read_command_line("train", spell_out_quiet(words), Options)
     call = make_quiet(call) if own.quiet else call
+    call = collect_samples(call) if own.report else call
     if own.nproc is not None:
         return launch(own.nproc, ["train", *words])
     # With --json, stdout has only the results; callbacks of a recipe may print.
@@ -118,6 +120,15 @@ def make_quiet(call: RecipeCall) -> RecipeCall:
         raise ConfigError(f"--quiet and --logging.progress {typed} exclude each other. Pass one.")
     config = call.config.replace_options({option: "quiet"}, {option: "--quiet"})
     return replace(call, config=config, set_options={**call.set_options, option: "--quiet"})
+
+
+def collect_samples(call: RecipeCall) -> RecipeCall:
+    """Return the recipe with predictions for its page, unless report.samples is set."""
+    option = "report.samples"
+    if option in call.config.set_options():
+        return call
+    config = call.config.replace_options({option: _SAMPLES}, {option: "--report"})
+    return replace(call, config=config, set_options={**call.set_options, option: "--report"})
 
 
 def _execute(call: RecipeCall, own: Options, words: list[str]) -> Callable[[], int]:

@@ -232,8 +232,7 @@ class Report(ConfigGroup):
     prefix: ClassVar[str] = "report."
     resume: ClassVar[ResumeEffect] = DISPLAY
     samples: Number[Annotated[int, Field(ge=1, le=64)] | None] = option(
-        "Collect the predictions of evaluations, with so many of the worst samples and of the "
-        "most confident errors; up to 64.",
+        "Number of the worst predictions to keep for a report, up to 64.",
         default=(None, "not set: evaluations keep metrics alone"),
     )
 
