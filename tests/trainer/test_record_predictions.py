@@ -187,6 +187,38 @@ def test_plan_says_why_nothing_is_shown(parts, why):
     assert "not shown" not in tiny.plan(parts).plan.reason("report.samples")
 
 
+def own_step(manual_step):
+    """Train with a different loss than that of evaluations."""
+    for micro_batch in manual_step.micro_batches("net"):
+        outputs = manual_step.model(micro_batch.args[0])
+        manual_step.backward(outputs.square().mean(), micro_batch)
+    manual_step.step("net")
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = tiny.model()
+
+    def forward(self, x):
+        return self.net(x)
+
+
+OWN_STEP = {"model": Net(), "step": own_step, "optimizers": {"net": surestep.Optim()}}
+
+
+def test_predictions_of_a_custom_step_are_by_the_loss_of_evaluations(tmp_path):
+    run = tiny.fit(tmp_path / "run", {"val": VAL, **OWN_STEP}, **REPORT)
+    (found,) = evaluations_of(run)[0]["sets"]
+    assert (found["kind"], found["n_samples"]) == ("classes", 30)
+
+
+def test_custom_step_without_validation_data_has_none(tmp_path):
+    parts = {**OWN_STEP, "loss": None}
+    assert tiny.plan(parts, **REPORT).plan.reason("report.samples").endswith("validation data")
+    assert read_predictions(tiny.fit(tmp_path / "run", parts, **REPORT).path) is None
+
+
 def test_loss_without_a_prediction_is_in_the_file(tmp_path):
     run = tiny.fit(tmp_path / "run", {"val": VAL, "loss": own_loss}, **REPORT)
     (found,) = evaluations_of(run)[0]["sets"]
