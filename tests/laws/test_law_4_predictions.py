@@ -49,10 +49,10 @@ def train(folder: Path, samples: int | None, loss: Any, classes: bool) -> tuple[
         metrics={"noisy": Noisy()} if classes else {},
     )
     config = surestep.Config(
-        max_steps=9,
+        max_steps=6,
         batch_size=8,
         micro_batch_size=5,
-        validation={"every": "3 steps", "batch_size": 10},
+        validation={"every": "2 steps", "batch_size": 10},
         average={"kind": "ema", "decay": 0.5},
         doctor={"check_data": "off"},
         logging={"progress": "quiet", "every": "3 steps"},
