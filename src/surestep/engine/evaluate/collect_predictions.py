@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from surestep.engine.batch import MicroBatch
@@ -220,7 +219,7 @@ def _positions(micro: MicroBatch, rows: int) -> Positions:
 
 def _wrong_confidence(rows: Rows, confidence: Tensor) -> Tensor:
     """Return the confidence of the most confident error of each sample; -1 without an error."""
-    return torch.where(rows.is_wrong, confidence, -torch.ones_like(confidence)).amax(1)
+    return confidence.where(rows.is_wrong, -1.0).amax(1)
 
 
 def _describe(

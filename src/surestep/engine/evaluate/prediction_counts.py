@@ -204,7 +204,7 @@ class Residuals:
             return
         low, high = (float(end) for end in finite.aminmax())
         self._widen(low, high)
-        scaled = torch.floor(finite * 2.0**-self._width).long()
+        scaled = (finite * 2.0**-self._width).floor().long()
         first = int(scaled.min())
         counts = torch.bincount(scaled - first).tolist()
         self._counts.update({first + i: count for i, count in enumerate(counts) if count})

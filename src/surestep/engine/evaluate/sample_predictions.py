@@ -136,7 +136,7 @@ def _predict_classes(module: Any, outputs: Tensor, targets: Tensor) -> Rows:
         kept = classes != ignored
         counts = kept.to(top.dtype)
         if weight is not None:
-            counts = counts * weight[classes.where(kept, torch.zeros_like(classes))]
+            counts = counts * weight[classes.where(kept, 0)]
     if isinstance(module, nn.NLLLoss):
         losses, confidence = functional.nll_loss(logits, classes, **options), _wide(top).exp()
     else:
@@ -207,4 +207,4 @@ def _mean(losses: Tensor, counts: Tensor) -> Tensor:
     """Return the loss of each sample, a mean over its items; 0 if it has none."""
     items = _by_sample(counts).sum(1)
     means = _by_sample(losses).sum(1) / items
-    return means.where(items > 0, torch.zeros_like(means))
+    return means.where(items > 0, 0.0)
