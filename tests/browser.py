@@ -87,6 +87,11 @@ class Browser:
         """Set the size of the window."""
         self._driver.set_window_size(width, height)
 
+    def emulate(self, width: int, height: int) -> None:
+        """Have the page see a window of this size, of any width and height."""
+        screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+        self._driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+
     def screenshot(self, path: Path) -> None:
         """Write the window as it is shown."""
         assert self._driver.save_screenshot(str(path))

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-_LARGER_IS_BETTER = frozenset(
+LARGER_IS_BETTER = frozenset(
     (
         "accuracy",
         "acc",
@@ -18,7 +18,7 @@ _LARGER_IS_BETTER = frozenset(
         "r2",
     )
 )
-_SMALLER_IS_BETTER = frozenset(("loss", "error", "mse", "mae", "rmse", "perplexity", "wer", "cer"))
+SMALLER_IS_BETTER = frozenset(("loss", "error", "mse", "mae", "rmse", "perplexity", "wer", "cer"))
 
 
 def direction_of(metric: str) -> Literal["min", "max"] | None:
@@ -28,4 +28,4 @@ def direction_of(metric: str) -> Literal["min", "max"] | None:
         metric: its name, without the split, such as "accuracy".
     """
     name = metric.lower()
-    return "max" if name in _LARGER_IS_BETTER else "min" if name in _SMALLER_IS_BETTER else None
+    return "max" if name in LARGER_IS_BETTER else "min" if name in SMALLER_IS_BETTER else None

@@ -1,11 +1,12 @@
 """The evaluations of a session, and what they change: the best metric and the plateaus."""
 
-import time
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal
+from __future__ import annotations
 
-from surestep.engine.evaluate.collect_predictions import PredictionCollector
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Literal
+
 from surestep.engine.evaluate.predict import Predictions
 from surestep.engine.plan.specs import raw_name
 from surestep.engine.state.average import AveragedWeights
@@ -19,6 +20,9 @@ from surestep.trainer.best_metric import update_best
 from surestep.trainer.checkpointing import CheckpointManager
 from surestep.trainer.evaluator import Evaluator
 from surestep.trainer.messages import Messages
+
+if TYPE_CHECKING:  # only with report.samples
+    from surestep.engine.evaluate.collect_predictions import PredictionCollector
 
 
 class Evaluations:
@@ -61,7 +65,7 @@ class Evaluations:
             step, average = state.progress.step, self._average()
             most = plan.report_samples or 0
             sets = self._task.val_sets() if most and split is None else ()
-            collectors = {name: PredictionCollector(loop.context.loss, most) for name in sets}
+            collectors = _make_collectors(loop, most, sets)
             metrics = self._evaluate_weights(split, average, collectors)
         monitored = (plan.validation_metric or "").split("/")[0]
         is_raw = average is None or (
@@ -146,3 +150,12 @@ class Evaluations:
     def close(self) -> None:
         """End the workers of the validation data."""
         self._evaluator.close()
+
+
+def _make_collectors(loop: Loop, most: int, sets: Iterable[str]) -> dict[str, PredictionCollector]:
+    """Return what collects the predictions of each validation set."""
+    if not most:
+        return {}
+    from surestep.engine.evaluate.collect_predictions import PredictionCollector
+
+    return {name: PredictionCollector(loop.context.loss, most) for name in sets}

@@ -1,5 +1,7 @@
 """Evaluations and predictions: of an open run, and of a checkpoint of a closed one."""
 
+from __future__ import annotations
+
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping
@@ -7,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
@@ -14,7 +17,6 @@ from surestep.base.errors import ConfigError, ParallelError
 from surestep.config.config import Config
 from surestep.engine.data.batch_loader import BatchLoader, make_loader
 from surestep.engine.data.dataset import count_samples
-from surestep.engine.evaluate.collect_predictions import PredictionCollector
 from surestep.engine.evaluate.evaluate import (
     check_targets,
     evaluate_parts,
@@ -47,6 +49,9 @@ from surestep.trainer.planning import (
     plan_task,
 )
 from surestep.trainer.rank_zero import choose_checkpoint
+
+if TYPE_CHECKING:  # only with report.samples
+    from surestep.engine.evaluate.collect_predictions import PredictionCollector
 
 _AGREE_EVERY = 16  # batches between two exchanges of the ranks
 Warn = Callable[[str], object]

@@ -22,7 +22,6 @@ from surestep.tracking.histograms import RecordHistograms
 from surestep.trainer.build import BuiltLoop
 from surestep.trainer.incidents import ExplainMemory
 from surestep.trainer.rank_consistency import CheckReplicas
-from surestep.trainer.record_predictions import RecordPredictions
 from surestep.trainer.record_steps import RecordSteps
 from surestep.trainer.scheduled import EarlyStopping, ScheduledEvaluation, ScheduledSaving
 from surestep.trainer.session import Session
@@ -88,7 +87,7 @@ def list_parts(
         ScheduledEvaluation(session),  # all ranks, each a share
     ]
     if trains and plan.report_samples and session.task.val_sets():
-        parts.append(RecordPredictions(session, recorder))  # all ranks; the first one writes
+        parts.append(_record_predictions(session, recorder))  # all ranks; the first one writes
     if plan.compile != "off":
         parts.append(_notices("recompilation", recompile_counter()))
     parts += [_notices(type(sender).__name__, sender.notice) for sender in senders]  # first rank
@@ -112,3 +111,9 @@ def list_parts(
 def _notices(label: str, notice: Callable[[], str | None]) -> Part:
     """Return a part that shows what a function returns."""
     return Functions(label, on_log=lambda state, point: notice())
+
+
+def _record_predictions(session: Session, recorder: RunWriter) -> Part:
+    from surestep.trainer.record_predictions import RecordPredictions  # few runs have it
+
+    return RecordPredictions(session, recorder)

@@ -26,7 +26,6 @@ from surestep.engine.data.origins import check_origins
 from surestep.engine.data.stream import find_state_problem, is_stream
 from surestep.engine.data.target_stats import fit_class_weights
 from surestep.engine.device import use_device
-from surestep.engine.evaluate.sample_predictions import why_not_shown
 from surestep.engine.losses.adapt import Loss
 from surestep.engine.losses.multi import named_losses
 from surestep.engine.metrics.base import metric_modes, names_of_objects, table_metric_names
@@ -199,7 +198,7 @@ def _task_info(
         batch_norm=_has(model, BATCH_NORM),
         is_built=isinstance(task.model, nn.Module),
         blocks_by=cache(partial(select_wrap_units, model)),
-        no_predictions=_why_no_predictions(task, loss),
+        no_predictions=partial(_why_no_predictions, task, loss),
     )
 
 
@@ -252,6 +251,8 @@ def _why_no_predictions(task: Task, loss: Loss) -> str:
     """Return why evaluations have no predictions to show; "" if they have some."""
     if not task.val_sets():
         return "there is no validation data"
+    from surestep.engine.evaluate.sample_predictions import why_not_shown
+
     reasons = [why_not_shown(part) for _, part in named_losses(loss)]
     return reasons[0] if all(reasons) else ""
 

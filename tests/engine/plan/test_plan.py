@@ -6,13 +6,12 @@ from pathlib import Path
 import pytest
 
 import surestep
+from surestep.config import metric_direction
 from surestep.config.config import Config
 from surestep.engine.plan.context import PlanContext
 from surestep.engine.plan.not_checked import NotChecked, not_checked
 from surestep.engine.plan.plan import Plan
 from surestep.engine.resolve.validation import (
-    LARGER_IS_BETTER,
-    SMALLER_IS_BETTER,
     better_direction,
     measured_names,
 )
@@ -90,7 +89,7 @@ def test_direction_of_a_metric_is_declared_or_known_by_name(metric, declared, mo
 
 
 def test_no_metric_name_has_both_directions():
-    assert not LARGER_IS_BETTER & SMALLER_IS_BETTER
+    assert not metric_direction.LARGER_IS_BETTER & metric_direction.SMALLER_IS_BETTER
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 """Evaluation: forward passes without gradients, weighted by items."""
 
+from __future__ import annotations
+
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -23,7 +25,6 @@ from surestep.engine.data.sources import InMemory, MapStyleSource
 from surestep.engine.device import ran_out, sum_dtype
 from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.distributed.hang_monitor import is_network_error
-from surestep.engine.evaluate.collect_predictions import PredictionCollector
 from surestep.engine.evaluate.nonfinite_inputs import explain_nonfinite, forward_of
 from surestep.engine.losses.adapt import Loss
 from surestep.engine.losses.multi import code_of_losses, error_prefix, split_heads
@@ -41,6 +42,9 @@ from surestep.engine.modes import preserve_modes
 from surestep.engine.own_generators import OwnGenerators, own_generators
 from surestep.engine.rng import ModelRNG, preserve_torch_rng
 from surestep.engine.value import Value, number
+
+if TYPE_CHECKING:  # only with report.samples
+    from surestep.engine.evaluate.collect_predictions import PredictionCollector
 
 _NOTHING: Mapping[str, Any] = {}
 _FIRST = 4  # samples: fewer might not show that columns were passed as a list of samples

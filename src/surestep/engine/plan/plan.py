@@ -41,7 +41,7 @@ class TaskInfo:
         blocks: the model has a list of blocks.
         is_built: Task(model=) is a module, and not a function that builds it.
         blocks_by: returns the modules that a wrap policy selects.
-        no_predictions: why evaluations have no predictions to show; "" if they have.
+        no_predictions: returns why evaluations have no predictions to show; "" if they have.
     """
 
     train_samples: int | None
@@ -80,7 +80,7 @@ class TaskInfo:
     adapters: bool = False
     is_built: bool = True
     blocks_by: Callable[[str], WrapUnits] = no_blocks
-    no_predictions: str = ""
+    no_predictions: Callable[[], str] = str
 
 
 class ResolvedOption(NamedTuple):

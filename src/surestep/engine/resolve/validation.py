@@ -154,5 +154,5 @@ def better_direction(ctx: PlanContext) -> Literal["min", "max"] | None:
 def report_samples(ctx: PlanContext) -> Decision:
     """Add why there is nothing to show, if that is known."""
     value, reason = ctx.declared()
-    why = ctx.task_info.no_predictions
-    return value, f"{reason}; not shown: {why}" if value and why else reason
+    why = ctx.task_info.no_predictions() if value else ""
+    return value, f"{reason}; not shown: {why}" if why else reason
