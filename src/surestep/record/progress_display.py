@@ -22,6 +22,9 @@ from surestep.engine.step.train_step import StepResult
 WIDE = 110  # columns of a bar with all its numbers
 EVERY_S = 2.0  # between plain lines if logging.every is not set
 TRANSFER_EVERY_S = 10.0  # between plain lines about what is sent when the run has ended
+LEAST_BAR = 10  # columns of the bar itself, which the trend of the loss leaves
+CELLS = 12  # characters of the trend
+BLOCKS = "▁▂▃▄▅▆▇█"
 logger = logging.getLogger("surestep")
 ShowSent = Callable[[int, int], None]
 
@@ -106,12 +109,54 @@ class PlainProgress(NullProgress):
         yield show
 
 
+class LossTrend:
+    """The loss since the start of this process, as a few characters of different heights.
+
+    Each is the mean of as many log points, except for the last, which is the mean of those so far.
+    The heights are logarithmic if all means are above 0.
+    """
+
+    def __init__(self) -> None:
+        self._sums: list[float] = []
+        self._counts: list[int] = []
+        self._size = 1
+
+    def add(self, loss: float) -> None:
+        """Add the mean loss of a log point, which is finite."""
+        if self._counts and self._counts[-1] < self._size:
+            self._sums[-1] += loss
+            self._counts[-1] += 1
+            return
+        if len(self._sums) == CELLS:
+            self._sums = [sum(self._sums[at : at + 2]) for at in range(0, CELLS, 2)]
+            self._size *= 2
+            self._counts = [self._size] * len(self._sums)
+        self._sums.append(loss)
+        self._counts.append(1)
+
+    def __str__(self) -> str:
+        means = [total / count for total, count in zip(self._sums, self._counts, strict=True)]
+        if min(means, default=0.0) > 0:  # most losses fall by a factor, and then by another
+            means = [math.log(mean) for mean in means]
+        span = max(means, default=0.0) - min(means, default=0.0)
+        if len(means) < 2 or not math.isfinite(span):
+            return ""
+        top = len(BLOCKS) - 1
+        heights = ((mean - min(means)) / span if span else 0.5 for mean in means)
+        return "".join(BLOCKS[round(height * top)] for height in heights)
+
+
 class TqdmProgress(NullProgress):
-    """A tqdm bar: it moves with the steps, and its numbers change at log points."""
+    """A tqdm bar: it moves with the steps, and its numbers change at log points.
+
+    Attributes:
+        trend: of the loss, which a terminal shows if there is space for it beside the bar.
+    """
 
     def __init__(self, plan: Plan, start: int, every_s: float = 0.1) -> None:
         self._bar = tqdm(total=plan.total_steps, initial=start, unit="step", dynamic_ncols=True)
         self._every_s = every_s
+        self.trend = LossTrend()
         self._shown = time.monotonic()
         self._pending = 0
 
@@ -138,10 +183,23 @@ class TqdmProgress(NullProgress):
 
     def on_log(self, state: State, point: LogPoint) -> None:
         """Show a log point."""
+        if self._bar.disable:  # by TQDM_DISABLE in the environment; it lacks attributes then
+            return
         numbers = format_numbers(point)
         if (self._bar.ncols or 0) < WIDE:  # too narrow for the bar and all numbers
             numbers = {"loss": numbers["loss"]}
         self._bar.set_postfix(numbers, refresh=False)
+        if (loss := mean_loss(point)) is not None:
+            self.trend.add(loss)
+        trend = str(self.trend)
+        is_shown = trend and sys.stderr.isatty() and not self._bar.ascii
+        if is_shown and self._count_free() >= LEAST_BAR + len(trend) + 1:
+            self._bar.set_postfix(numbers | {"loss": f"{numbers['loss']} {trend}"}, refresh=False)
+
+    def _count_free(self) -> int:
+        """Return the columns that are left for the bar itself."""
+        meter = {**self._bar.format_dict, "bar_format": "{l_bar}{r_bar}"}
+        return (self._bar.ncols or 0) - len(self._bar.format_meter(**meter | {"ncols": None}))
 
     @contextmanager
     def show_transfer(self, name: str) -> Iterator[ShowSent]:
@@ -165,12 +223,17 @@ class TqdmProgress(NullProgress):
         self._pending = 0
 
 
+def mean_loss(point: LogPoint) -> float | None:
+    """Return the mean of the losses of a log point that are finite; None if none is."""
+    losses = [loss for loss in point.loss if loss is not None and math.isfinite(loss)]
+    return sum(losses) / len(losses) if losses else None
+
+
 def format_numbers(point: LogPoint) -> dict[str, str]:
     """Return the numbers of a log point as text; the loss is a mean over its steps."""
-    losses = [loss for loss in point.loss if loss is not None and math.isfinite(loss)]
     norms = [norm for norm in point.grad_norm if norm is not None]
     numbers = {
-        "loss": sum(losses) / len(losses) if losses else None,
+        "loss": mean_loss(point),
         "lr": point.lr[-1],
         "grad_norm": norms[-1] if norms else None,
     }
