@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from surestep.engine.value import Metrics as Metrics
     from surestep.record.checkpoint.reader import CheckpointInfo as CheckpointInfo
     from surestep.record.history import History as History
+    from surestep.record.plot import plot as plot
     from surestep.record.run import Run as Run
     from surestep.record.runs import RunList as RunList
     from surestep.record.runs import RunSummary as RunSummary
@@ -124,6 +125,7 @@ _HOMES = {
     "log": "surestep.engine.metrics.base",
     "losses": "surestep.engine.losses",
     "metrics": "surestep.engine.metrics",
+    "plot": "surestep.record.plot",
     "prepare": "surestep.trainer.prepare",
     "replay": "surestep.trainer.replay",
     "report": "surestep.reports.write",

@@ -15,6 +15,7 @@ COMMANDS = {
     "replay": ("replay", f"r/{INCIDENT}"),
     "diagnose": ("diagnose", "r"),
     "plot": ("plot", "r"),
+    "report": ("report", "r"),
     "track": ("track", "replay", "r", "--to", "tensorboard"),
     "ckpt list": ("ckpt", "list", "r"),
     "ckpt verify": ("ckpt", "verify", "r"),
@@ -24,7 +25,7 @@ COMMANDS = {
 READ_BY = {
     "config.json": ("evaluate", "predict", "resume", "train", "replay", "diagnose", "track"),
     "status.json": ("evaluate", "ckpt export", "ckpt list", "ckpt diff", "diagnose"),
-    "events.jsonl": ("resume", "train", "diagnose", "plot", "track"),
+    "events.jsonl": ("resume", "train", "diagnose", "plot", "report", "track"),
     "signature.json": ("diagnose",),
     "plan.json": ("ckpt list", "track"),
     "environment.json": ("track",),

@@ -236,7 +236,7 @@ def test_run_that_is_in_use_is_not_deleted(runs, surestep, monkeypatch):
 def test_running_run_is_not_offered(runs, surestep, monkeypatch):
     status = json.loads((runs / "short" / "status.json").read_text())
     (runs / "short" / "status.json").write_text(json.dumps({**status, "status": "running"}))
-    monkeypatch.setattr("surestep.record.runs.is_locked", lambda path: path.name == "short")
+    monkeypatch.setattr("surestep.record.progress.is_locked", lambda path: path.name == "short")
     answer = delete(surestep, monkeypatch, "yes\n", "--delete", "*")
     assert answer.code == 1
     assert "runs/short is running, and stays.\n" in answer.err

@@ -40,6 +40,8 @@ COMMANDS = {
     "runs": ("runs", "."),
     "diagnose": ("diagnose", "run"),
     "plot": ("plot", "run"),
+    "report": ("report", "run", "--out", "page.html"),
+    "report of a mirror": ("report", "file://{here}/run", "--out", "page.html"),
     "plot a mirror": ("plot", "file://{here}/run"),
     "diagnose a mirror": ("diagnose", "file://{here}/run"),
     "fetch": ("mirror", "fetch", "file://{here}/run", "here"),
@@ -153,6 +155,7 @@ def test_reading_a_run_in_python_runs_no_code(fresh):
         assert found.best.step == found.last.step == 6
         assert [*found.events()]
         found.load_model(tiny.model())
+        assert "finished" in found._repr_html_()
     assert seen == []
 
 

@@ -9,20 +9,18 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
 
-from surestep.base.errors import ConfigError, RunError, suggest_names
+from surestep.base.errors import ConfigError
 from surestep.base.paths import is_address
 from surestep.cli.follow import follow as follow_changes
 from surestep.cli.open_run import open_run
 from surestep.cli.parse import command
+from surestep.record.progress import state_of
 from surestep.record.run import Run
-from surestep.record.runs import newest_run, state_of
-
-if TYPE_CHECKING:
-    from surestep.record.history import History
+from surestep.record.runs import newest_run
 
 _RUNS = Path("runs")
 _PIPE_WIDTH = 100  # characters, where there is no terminal
@@ -54,6 +52,7 @@ def run(
         height: Lines of a chart.
     """
     from surestep.cli.text_charts import draw_charts  # imports numpy
+    from surestep.record.charts import check_columns
 
     names = list(dict.fromkeys(folders)) or [str(newest_run(_RUNS))]
     is_terminal = sys.stdout.isatty()
@@ -70,7 +69,7 @@ def run(
 
         def draw() -> str:
             histories = {name: one.history() for name, one in runs.items()}
-            _check(histories, of)
+            check_columns(histories, of)
             return "\n".join(draw_charts(histories, of, (columns, height), log=log, colors=colors))
 
         if not follow:
@@ -91,20 +90,3 @@ def _stamp(runs: Mapping[str, Run]) -> tuple[float, ...]:
 
 def _are_over(runs: Mapping[str, Run]) -> bool:
     return all(state_of(one.path, one.status) != "running" for one in runs.values())
-
-
-def _check(histories: dict[str, History], columns: tuple[str, ...]) -> None:
-    """Check that there is something to draw.
-
-    Raises:
-        RunError: no run has a step or an evaluation.
-        ConfigError: no run has one of the columns.
-    """
-    if not any(len(history["step"]) for history in histories.values()):
-        of = "has" if len(histories) == 1 else "have"
-        raise RunError(f"{' and '.join(histories)} {of} no steps and no evaluations yet.")
-    known = dict.fromkeys(name for history in histories.values() for name in history)
-    known.pop("step")
-    for name in columns:
-        if name not in known:
-            raise ConfigError(f"No run has a column {name!r}. {suggest_names(name, known)}")

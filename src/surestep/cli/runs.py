@@ -23,8 +23,9 @@ from surestep.cli.parse import command
 from surestep.record.checkpoint_ref import is_run
 from surestep.record.delete_run import delete_run
 from surestep.record.io import dumps
+from surestep.record.progress import State
 from surestep.record.run import Run
-from surestep.record.runs import RunSummary, State, find_runs, runs
+from surestep.record.runs import RunSummary, find_runs, runs
 
 _COLUMNS = ("run", "recipe", "state", "step", "best metric", "at step", "size", "age")
 

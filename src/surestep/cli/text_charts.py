@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,11 +10,17 @@ import plotext
 
 from surestep.base.text import format_count, one_line
 from surestep.cli.output import format_number
-from surestep.record.down_sample import keep_extremes
+from surestep.record.charts import (
+    MOST,
+    Chart,
+    Curve,
+    find_span,
+    list_charts,
+    list_hidden,
+    select_points,
+)
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from surestep.record.history import History
 
 # Of the 256 colors of terminals, distinguished by the color-blind too.
@@ -23,30 +28,6 @@ _COLORS = (33, 208, 35, 170, 44, 220, 196, 245)
 _MARKERS = ("braille", "o", "x", "+", "*", "#", "@", "%")  # without colors
 _MARGIN = 12  # columns beside the curves
 _TICKS = 5
-_MOST = 12  # charts
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A column of the history of a run.
-
-    Attributes:
-        label: its name, with the run if there are several.
-        steps: that have a value, (n,).
-        values: (n,).
-    """
-
-    label: str
-    steps: NDArray[np.int64]
-    values: NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Chart:
-    """Curves with one axis."""
-
-    title: str
-    curves: Sequence[Curve]
 
 
 def draw_charts(
@@ -67,47 +48,13 @@ def draw_charts(
         colors: whether the terminal shows colors.
     """
     charts = list_charts(histories, columns)
-    ends = [
-        at for history in histories.values() for at in (*history.steps[:1], *history.steps[-1:])
-    ]
-    span = int(min(ends)), int(max(ends))
-    for chart in charts[:_MOST]:
+    span = find_span(histories)
+    for chart in charts[:MOST]:
         yield from draw(chart, span, size, log=log, colors=colors)
         yield ""
-    if len(charts) > _MOST:
-        left = [chart.title for chart in charts[_MOST:]]
+    if len(charts) > MOST:
+        left = [chart.title for chart in charts[MOST:]]
         yield f"{format_count(len(left), 'more chart')}: --of {one_line(left[0])} draws one."
-
-
-def list_charts(histories: Mapping[str, History], columns: Sequence[str] = ()) -> list[Chart]:
-    """Return the charts of runs: losses, each metric and the learning rates, or chosen columns.
-
-    Args:
-        histories: by the name of the run.
-        columns: of the histories; if there are any, each has a chart.
-    """
-    by_title: dict[str, list[Curve]] = {}
-    for run, history in histories.items():
-        for name in columns or history:
-            title = name if columns else _title_of(name)
-            if title is None or name not in history.columns:
-                continue
-            rows, values = history.columns[name]
-            label = name if len(histories) == 1 else f"{run} {name}"
-            curve = Curve(label, history.steps[rows], values)
-            by_title.setdefault(title, []).append(curve)
-    order = {"loss": 0, "lr": 2}
-    return [
-        Chart(title, by_title[title]) for title in sorted(by_title, key=lambda t: order.get(t, 1))
-    ]
-
-
-def _title_of(column: str) -> str | None:
-    """Return the chart that has a column by default; None if none has it."""
-    split, _, name = column.partition("/")
-    if column in ("lr", "train/loss") or split == "lr":
-        return split if split == "lr" else name
-    return name if name and split != "train" else None
 
 
 def draw(
@@ -133,10 +80,7 @@ def draw(
     for number, curve in enumerate(chart.curves):
         color = _COLORS[number % len(_COLORS)]
         symbol = "braille" if colors else _MARKERS[number % len(_MARKERS)]
-        is_shown = curve.values > 0 if log else np.isfinite(curve.values)
-        steps, values = keep_extremes(
-            curve.steps[is_shown], curve.values[is_shown], max(1, 2 * (width - _MARGIN))
-        )
+        steps, values = select_points(curve, max(1, 2 * (width - _MARGIN)), log=log)
         yield _describe(curve, symbol, color if colors else None, log=log)
         if len(steps):
             values = np.log10(values) if log else values
@@ -184,8 +128,5 @@ def _describe(curve: Curve, symbol: str, color: int | None, *, log: bool) -> str
                 for what, index in (("lowest", known.argmin()), ("highest", known.argmax()))
             ),
         ]
-    if lost := len(values) - len(known):
-        parts.append(f"{format_count(lost, 'value')} not finite")
-    if log and (hidden := int(np.count_nonzero(known <= 0))):
-        parts.append(f"{format_count(hidden, 'value')} not above 0")
-    return f"  {mark} {one_line(curve.label)}: {', '.join(parts) or 'no values'}"
+    parts += list_hidden(curve, log=log)
+    return f"  {mark} {one_line(curve.name)}: {', '.join(parts) or 'no values'}"

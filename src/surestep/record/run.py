@@ -434,3 +434,14 @@ class Run:
         from surestep.record.records import read_records
 
         return read_records(self.events()).history
+
+    def _repr_html_(self) -> str:
+        """Return a card with the state of the run and its losses, which notebooks show."""
+        from surestep.record.card import render_card
+
+        return render_card(
+            self.path,
+            config=lambda: self.config,
+            status=lambda: self.status,
+            history=self.history,
+        )

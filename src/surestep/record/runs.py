@@ -1,9 +1,8 @@
 """Find the runs in a folder, and summarize each in one row."""
 
-import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -13,15 +12,12 @@ from typing import Any, Literal, get_args
 from surestep.base.errors import ConfigError, RunError, SurestepError
 from surestep.base.paths import require_local_path
 from surestep.base.text import format_count
-from surestep.record.checkpoint.discovery import scan_checkpoints, size_on_disk
-from surestep.record.checkpoint.retention import best_first
+from surestep.record.checkpoint.discovery import size_on_disk
 from surestep.record.checkpoint_ref import is_run
-from surestep.record.events import last_step
-from surestep.record.lock import is_locked
+from surestep.record.progress import State, read_progress
 from surestep.record.run import Run
 
 Sort = Literal["age", "name", "state", "step", "size", "best"]
-State = Literal["running", "finished", "stopped", "failed", "killed", "unreadable"]
 
 
 @dataclass(frozen=True)
@@ -206,36 +202,12 @@ def _written(path: Path) -> float | None:
     return max(times, default=None)
 
 
-def state_of(path: Path, status: Mapping[str, Any]) -> State:
-    """Return the state of a run: one that is running by its status and not locked was killed."""
-    state: State = status["status"]
-    return "killed" if state == "running" and not is_locked(path) else state
-
-
 def summarize(path: Path) -> RunSummary:
     """Summarize a run. A damaged one has the state "unreadable"."""
     written, size = _written(path), sum(size_on_disk(Path(place)) for place, _, _ in os.walk(path))
     try:
         run = Run(path)
-        config, status = run.config, run.status
-        found = scan_checkpoints(run.checkpoints).good
-        ranked = best_first(found, *run.monitor) if run.monitor else []
+        progress = read_progress(path, run.config, run.status)
     except SurestepError as error:
         return RunSummary(path, "unreadable", written=written, bytes=size, problem=str(error))
-    steps = [checkpoint.step for checkpoint in found]
-    steps += [step for step in (status.get("step"), last_step(path / "events.jsonl")) if step]
-    metric, mode = run.monitor or (None, None)
-    best = ranked[0].metrics[metric] if ranked and metric else math.nan
-    return RunSummary(
-        path,
-        state_of(path, status),
-        recipe=str(config["recipe"].get("name", "")),
-        step=max(steps, default=None),
-        total_steps=config.get("decided", {}).get("total_steps"),
-        metric=metric,
-        mode=mode,
-        best=None if math.isnan(best) else best,
-        best_step=ranked[0].step if ranked else None,
-        written=written,
-        bytes=size,
-    )
+    return RunSummary(path, written=written, bytes=size, **vars(progress))

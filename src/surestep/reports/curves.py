@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from surestep.record import charts
+from surestep.record.charts import Curve as Curve
 from surestep.record.down_sample import keep_extremes
 from surestep.reports.arrays import encode_steps, encode_values
 
@@ -22,35 +24,16 @@ Steps = NDArray[np.int64]
 Values = NDArray[np.float64]
 
 
-@dataclass(frozen=True, eq=False)
-class Curve:
-    """A column of a run.
-
-    Attributes:
-        name: of the column.
-        steps: that have a value, in order, (n,).
-        values: (n,).
-    """
-
-    name: str
-    steps: Steps
-    values: Values
-
-
 @dataclass(frozen=True)
-class Chart:
-    """Curves with one axis.
+class Chart(charts.Chart):
+    """A chart of a page.
 
     Attributes:
-        title: what they are.
-        curves: at least one.
         unit: of the values: "", "bytes", "share" or "per second".
         limits: values that a line marks, by what they are.
         about: a sentence on what is drawn, if that is not obvious.
     """
 
-    title: str
-    curves: Sequence[Curve]
     unit: str = ""
     limits: Mapping[str, float] = field(default_factory=dict)
     about: str = ""

@@ -15,9 +15,9 @@ from surestep.base.paths import is_address
 from surestep.base.version import VERSION
 from surestep.config.metric_direction import direction_of
 from surestep.record.checkpoint.reader import CheckpointInfo
+from surestep.record.progress import state_of
 from surestep.record.records import Records, read_records
 from surestep.record.run import Run
-from surestep.record.runs import state_of
 from surestep.reports.align import align, choose_ranges
 from surestep.reports.charts import MOST, list_charts
 from surestep.reports.curves import Chart, Curve

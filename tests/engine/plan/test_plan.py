@@ -1,6 +1,8 @@
 import ast
+import re
 from copy import deepcopy
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from surestep.config import metric_direction
 from surestep.config.config import Config
 from surestep.engine.plan.context import PlanContext
 from surestep.engine.plan.not_checked import NotChecked, not_checked
-from surestep.engine.plan.plan import Plan
+from surestep.engine.plan.plan import Plan, ResolvedOption
 from surestep.engine.resolve.validation import (
     better_direction,
     measured_names,
@@ -159,3 +161,22 @@ def test_every_plan_attribute_used_in_the_source_is_decided():
     assert len(read) > 200
     read.discard(("record/checkpoint/retention.py", "get"))  # a different kind of plan
     assert {each for each in read if each[1] not in known} == set()
+
+
+def test_table_for_notebooks_has_the_same_rows_and_escapes_them():
+    plan = decide({"optim.lr": 0.5})
+    hostile = "<b onclick='x'>\x1b[31m"
+    plan = plan.replace(
+        decisions=(*plan.decisions, ResolvedOption(hostile, hostile, f"set {hostile}"))
+    )
+    html = plan._repr_html_()
+    rows = re.findall(r"<tr>(.*?)</tr>", html)
+    cells = [
+        [unescape(cell) for cell in re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row)] for row in rows
+    ]
+    assert cells[0] == ["option", "value", "reason"]
+    shown = "<b onclick='x'>\\x1b[31m"
+    assert cells[-1] == [shown, shown, f"set {shown}"]
+    assert cells[1:-1] == [[name, str(value), why] for name, value, why in plan.relevant()[:-1]]
+    assert "<b " not in html
+    assert str(plan).splitlines()[-1] in unescape(html)

@@ -5,6 +5,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
+from surestep.base.html import escape_html, make_table
 from surestep.config.config import Choice, has_requirements
 from surestep.engine.plan.batching import SampleOrder
 from surestep.engine.plan.specs import AveragingSpec, ExcludedSamples, WrapUnits, no_blocks
@@ -184,14 +185,25 @@ class Plan:
         return tuple(entry for entry in self.decisions if _is_relevant(entry, chosen))
 
     def __str__(self) -> str:
-        rows = [(option, str(value), reason) for option, value, reason in self.relevant()]
+        rows = self._list_rows()
         names, values, _ = zip(*rows, strict=True)
         first, second = (min(_WIDEST, max(map(len, cells))) for cells in (names, values))
         lines = [
             f"{option:<{first}}  {value:<{second}}  {reason}" for option, value, reason in rows
         ]
-        hidden = len(self.decisions) - len(rows)
-        return "\n".join([*lines, f"{hidden} {HIDDEN}: they are in plan.decisions."])
+        return "\n".join([*lines, self._count_hidden()])
+
+    def _repr_html_(self) -> str:
+        """Return the same table for notebooks."""
+        table = make_table(("option", "value", "reason"), self._list_rows())
+        return f"{table}<p>{escape_html(self._count_hidden())}</p>"
+
+    def _list_rows(self) -> list[tuple[str, str, str]]:
+        return [(option, str(value), reason) for option, value, reason in self.relevant()]
+
+    def _count_hidden(self) -> str:
+        hidden = len(self.decisions) - len(self.relevant())
+        return f"{hidden} {HIDDEN}: they are in plan.decisions."
 
 
 def _is_relevant(decision: ResolvedOption, chosen: Choice) -> bool:
