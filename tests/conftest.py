@@ -113,8 +113,9 @@ def pytest_collection_finish(session):
 
 @pytest.fixture(autouse=True, scope="session")
 def set_state_folder(tmp_path_factory):
-    """Record which mirrors were typed in a temporary folder, not in that of this user."""
+    """Record which mirrors were typed in a temporary folder; read no settings of this user."""
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+    os.environ["XDG_CONFIG_HOME"] = str(tmp_path_factory.mktemp("config"))
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -117,9 +117,11 @@ def test_nproc_under_a_launcher_is_rejected(surestep, recipe, monkeypatch):
 
 
 def test_two_processes_train_one_run_and_only_one_prints(surestep, recipe, tmp_path):
-    answer = surestep("train", recipe(), "--nproc", "2", "--run", str(tmp_path / "run"))
+    words = ("train", recipe(), "--nproc", "2", "--run", str(tmp_path / "run"))
+    answer = surestep(*words, "--notify", "echo $SURESTEP_STATUS >> told")
     assert answer.code == 0
     assert answer.out.count("Best checkpoint:") == 1
+    assert Path("told").read_text() == "finished\n"
 
 
 def test_files_beside_a_recipe_do_not_shadow_libraries_in_processes(

@@ -24,11 +24,13 @@ LAUNCHES = pytest.mark.slow("starts processes")
 
 @LAUNCHES
 def test_search_finds_the_best_trial_and_the_options_that_train_it(search, surestep):
-    answer, found = search("--trials", 3)
+    command = "echo $SURESTEP_STATUS $SURESTEP_BEST >> told"
+    answer, found = search("--trials", 3, "--notify", command)
     assert answer.code == 0, answer.err
     assert states(found) == ["finished"] * 3
     best = min(found, key=lambda trial: trial["values"]["val/loss"])
     assert f"Best: trial {best['number']}, val/loss " in answer.out
+    assert Path("told").read_text() == f"finished {best['values']['val/loss']}\n"
     assert "best of 3 noisy values" in answer.out
     assert "Test split, measured once: test/loss" in answer.out
     assert surestep("train", TRIALS, "--config", "study/best.toml", "--run", "again").code == 0

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 
+from surestep.cli import notify
 from surestep.config.duration import parse_duration
 from surestep.engine import own_generators, resolve, rng
 from surestep.engine.data import apply_transform, batch_loader, seeded_call, sources
@@ -90,6 +91,7 @@ from tests.laws.test_law_6_no_stall import check_no_reads
 from tests.laws.test_law_7_durable import check_damage
 from tests.laws.test_law_7_kills import check_calls as check_calls_of_a_save
 from tests.laws.test_law_7_saving import check_background, check_two_saves
+from tests.laws.test_law_8_notify import check_settings_of_a_folder
 from tests.laws.test_law_8_reading import check_reading
 from tests.laws.test_law_9_changes import check_change
 from tests.laws.test_law_9_honest import check_option_value, check_unknown
@@ -655,6 +657,11 @@ MUTATIONS = [
             "the recipe is run to know the run",
             after(Run, "__post_init__", lambda _, run: _run_recipe(run.path / "recipe.py")),
             lambda folder: check_reading(folder, ("ckpt", "export", "run", "out.pt")),
+        ),
+        (
+            "the command that notifies is read from the working directory",
+            instead(notify, "_locate_settings", lambda: Path("config.toml")),
+            check_settings_of_a_folder,
         ),
     ),
     *of_law(

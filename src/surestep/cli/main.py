@@ -2,21 +2,21 @@
 
 import os
 import sys
-import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO, cast
 
 import surestep
-from surestep.base.errors import ConfigError, Preempted, RecipeError, SurestepError, suggest_names
-from surestep.base.exit_codes import FAILED, INTERRUPTED, STOPPED, WRONG_USAGE
-from surestep.base.missing_torch import describe_missing_torch, is_missing_torch
+from surestep.base.errors import ConfigError, suggest_names
+from surestep.base.exit_codes import FAILED, WRONG_USAGE
 from surestep.base.text import print_escaped
+from surestep.cli.guard import drop_output, run_guarded
 from surestep.cli.launch import read_launch, strip_launcher_args
-from surestep.cli.stop import TRAINING, handle_early_signals, print_stop
+from surestep.cli.stop import TRAINING, handle_early_signals
 from surestep.engine.distributed.launcher_env import read_launched
 
 COMMANDS = {
@@ -64,7 +64,8 @@ def main(words: Sequence[str] | None = None) -> int:
     args = strip_launcher_args(list(sys.argv[1:] if words is None else words)) or ["--help"]
     # `watch` runs a script that prints and warns as it would under Python.
     with nullcontext() if args[0] == "watch" else _own_output(args[0]):
-        return _run_guarded(args)
+        failed = WRONG_USAGE if args[:2] == ["ckpt", "diff"] else FAILED
+        return run_guarded(partial(_run_stoppable, args), args[0], failed=failed).code
 
 
 @contextmanager
@@ -107,50 +108,18 @@ class _OptionalOutput:
         try:
             yield
         except BrokenPipeError:
-            _drop(self._stream)
-
-
-def _drop(stream: TextIO) -> None:
-    """Discard what is printed to a stream from now on, and what it has not written yet."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
+            drop_output(self._stream)
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     print_escaped(f"Warning: {message}", file=sys.stderr)
 
 
-def _run_guarded(words: list[str]) -> int:
-    """Run a command; turn an exception into a message and an exit code."""
-    try:
-        with handle_early_signals(words):
-            code = _run(*words)
-            sys.stdout.flush()
-        return code
-    except Preempted as stopped:
-        print_stop(stopped)
-        return STOPPED
-    except SurestepError as error:
-        notes = getattr(error, "__notes__", [])
-        _report("\n".join([f"{type(error).__name__}: {error}", *notes]))
-        is_usage_error = isinstance(error, (ConfigError, RecipeError))
-        return WRONG_USAGE if is_usage_error or words[:2] == ["ckpt", "diff"] else FAILED
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except BrokenPipeError:  # the reader, such as `head`, closed the pipe
-        _drop(sys.stdout)
-        return 0
-    except Exception:  # Python itself would print control characters unescaped
-        _report(traceback.format_exc().rstrip())
-        return FAILED
-
-
-def _report(text: str) -> None:
-    """Print an error; if there are several ranks, with the rank."""
-    launched = read_launch()
-    prefix = f"Rank {launched.rank}: " if launched.size > 1 else ""
-    print_escaped(f"{prefix}{text}", file=sys.stderr)
+def _run_stoppable(words: list[str]) -> int:
+    with handle_early_signals(words):
+        code = _run(*words)
+        sys.stdout.flush()
+    return code
 
 
 def _run(command: str, *rest: str) -> int:
@@ -167,13 +136,8 @@ def _run(command: str, *rest: str) -> int:
             f"surestep {command} runs in one process, and {read_launched().launcher} started "
             f"{read_launched().size}. Run it without a launcher."
         )
-    try:
-        run: Callable[[list[str]], int] = import_module(f"surestep.cli.{command}").run
-        return run(list(rest))
-    except ModuleNotFoundError as error:
-        if not is_missing_torch(error):
-            raise
-        raise ConfigError(describe_missing_torch(f"surestep {command}")) from error
+    run: Callable[[list[str]], int] = import_module(f"surestep.cli.{command}").run
+    return run(list(rest))
 
 
 def list_commands(commands: Mapping[str, str]) -> str:

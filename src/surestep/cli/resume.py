@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +20,7 @@ from surestep.base.text import print_escaped
 from surestep.cli.launch import launch, original_argv
 from surestep.cli.load_run import INSIDE, load_run_recipe
 from surestep.cli.mirrored import open_mirrored
+from surestep.cli.notify import NotifiedCommand, choose_command
 from surestep.cli.parse import parse_known, split_names
 from surestep.cli.stop import handle_late_signals
 from surestep.cli.train import make_quiet, report, spell_out_quiet, train
@@ -46,6 +48,8 @@ class Options:
         nproc: Number of processes to start on this machine.
         json: Print the results as JSON.
         quiet: Show no progress; the short form is -q.
+        notify: Shell command to run when the run has ended or failed, with its facts in the
+            environment; none: do not run that of the user's settings.
     """
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -54,6 +58,7 @@ class Options:
     nproc: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     json: bool = False
     quiet: bool = False
+    notify: Annotated[str | None, tyro.conf.arg(metavar="COMMAND")] = None
 
 
 def run(words: list[str]) -> int:
@@ -63,8 +68,14 @@ def run(words: list[str]) -> int:
     if unknown:
         with _open_run(parsed.run) as folder:
             raise _reject_options(folder, parsed.run, shlex.join(unknown))
+    command = choose_command(parsed.notify)
     if parsed.nproc is not None:
         return launch(parsed.nproc, ["resume", *words])
+    notified = NotifiedCommand("resume", command, parsed.run)
+    return notified.run(partial(_run, parsed, words, notified))
+
+
+def _run(parsed: Options, words: list[str], notified: NotifiedCommand) -> int:
     allow = split_names(parsed.allow)
     # With --json, stdout has only the results; callbacks of a recipe may print.
     with redirect_stdout(sys.stderr) if parsed.json else nullcontext():
@@ -78,7 +89,7 @@ def run(words: list[str]) -> int:
         resume_command = shlex.join(["surestep", "resume", *original_argv(words)])
         call = make_quiet(call) if parsed.quiet else call
         names = tuple(name for name in allow if name != INSIDE)
-        trained = train(call, resume_command, run=parsed.run, allow=names)
+        trained = train(call, resume_command, on_open=notified.follow, run=parsed.run, allow=names)
     with handle_late_signals():
         return report(*trained, fail_on=call.config.doctor.fail_on, as_json=parsed.json)
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
@@ -19,6 +20,7 @@ from surestep.base.paths import require_local_path
 from surestep.base.text import format_count, one_line, print_escaped, print_json
 from surestep.cli import output as show
 from surestep.cli.config_file import read_config_file, read_points
+from surestep.cli.notify import NotifiedCommand, choose_command
 from surestep.cli.options import CommandOptions, read_command_line
 from surestep.cli.parse import command
 from surestep.cli.resumed_search import expand_resume, restore_search
@@ -32,6 +34,7 @@ if TYPE_CHECKING:  # optuna, and torch with the recipe, are imported once the co
     from surestep.tuning.search import SearchResult
     from surestep.tuning.study import SearchStudy
 
+_ENDED = ("finished", "pruned", "failed")
 _EXIT_CODES = {"": DONE, "timeout": DONE, CTRL_C: INTERRUPTED}
 
 
@@ -79,6 +82,8 @@ class Options(CommandOptions):
         confirm: Train the N best trials again with other seeds, and choose the best mean.
         confirm_seeds: Number of other seeds for each trial of --confirm.
         json: Print the results as JSON.
+        notify: Shell command to run when the search has ended or failed, with its facts in the
+            environment; none: do not run that of the user's settings.
     """
 
     trials: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
@@ -105,6 +110,7 @@ class Options(CommandOptions):
     confirm: Annotated[int, tyro.conf.arg(metavar="N")] = 0
     confirm_seeds: Annotated[int, tyro.conf.arg(metavar="N")] = 3
     json: bool = False
+    notify: Annotated[str | None, tyro.conf.arg(metavar="COMMAND")] = None
     instead: ClassVar[Mapping[str, str]] = {
         "run": "A search makes its run folders itself: use --study FOLDER."
     }
@@ -162,36 +168,60 @@ def run(words: list[str]) -> int:
     options = own.as_search_options()
     if resumed is not None:
         call, options = restore_search(call, options, resumed)
-    # With --json, stdout has only the results; a recipe may print.
-    with redirect_stdout(sys.stderr) if own.json else nullcontext():
-        with import_without_collecting():
-            from surestep.tuning.search import run_search
+    notified = NotifiedCommand("search", choose_command(own.notify), own.study or "")
 
-        check_stop()
-        result = run_search(call, options)
-    with handle_late_signals():
-        if own.json:
-            print_json(dumps(_as_json(result), indent=1))
-        else:
-            _print_result(result, words, expanded[0])
-    code = _EXIT_CODES.get(result.stopped, STOPPED)
+    def search() -> int:
+        # With --json, stdout has only the results; a recipe may print.
+        with redirect_stdout(sys.stderr) if own.json else nullcontext():
+            with import_without_collecting():
+                from surestep.tuning.search import run_search
+
+            check_stop()
+            result = run_search(call, options)
+        problems = _find_problems(result)
+        notified.folder = result.folder
+        notified.describe = partial(_describe_result, result, problems)
+        with handle_late_signals():
+            if own.json:
+                print_json(dumps(_as_json(result), indent=1))
+            else:
+                _print_result(result, words, expanded[0])
+        for problem in problems:
+            print_escaped(problem, sys.stderr)
+        return FAILED if problems else _EXIT_CODES.get(result.stopped, STOPPED)
+
+    return notified.run(search)
+
+
+def _find_problems(result: SearchResult) -> list[str]:
+    """Return why a search has failed; [] if it has not, or was stopped."""
+    if result.stopped not in ("", "timeout"):
+        return []
+    problems = []
     finished = [row for row in result.trials if row.state == "finished"]
-    if code == DONE and finished and not any(row.is_feasible for row in finished):
-        print_escaped(
+    if finished and not any(row.is_feasible for row in finished):
+        problems.append(
             f"No trial satisfies {' and '.join(result.study.settings.where)}, so there is no best "
-            "one. Search other values, or relax --where in a new study.",
-            sys.stderr,
+            "one. Search other values, or relax --where in a new study."
         )
-        code = FAILED
-    failed = [row for row in result.trials if row.state == "failed"]
-    if code not in (DONE, FAILED) or not failed:
-        return code
-    print_escaped(
-        f"{len(failed)} of {format_count(len(result.trials), 'trial')} failed, so the exit code is "
-        f"{FAILED}. Trial {failed[0].number}: {one_line(failed[0].reason)}",
-        sys.stderr,
-    )
-    return FAILED
+    if failed := [row for row in result.trials if row.state == "failed"]:
+        problems.append(
+            f"{len(failed)} of {format_count(len(result.trials), 'trial')} failed, so the exit "
+            f"code is {FAILED}. Trial {failed[0].number}: {one_line(failed[0].reason)}"
+        )
+    return problems
+
+
+def _describe_result(result: SearchResult, problems: list[str]) -> dict[str, object]:
+    """Return the facts of a search that has ended, for --notify."""
+    values = {} if result.winner is None else result.winner.values
+    metric, best = next(iter(values.items()), (None, None))
+    return {
+        **({"STATUS": "stopped"} if result.stopped else {}),
+        "REASON": " ".join(problems) or result.stopped,
+        "TRIALS": sum(row.state in _ENDED for row in result.trials),
+        **{"METRIC": metric, "BEST": best},
+    }
 
 
 def _reject_study(words: list[str]) -> None:

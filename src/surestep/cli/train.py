@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
@@ -16,6 +17,7 @@ from surestep.base.locations import COMMAND_LINE
 from surestep.base.text import format_duration, print_escaped, print_json
 from surestep.cli import output as show
 from surestep.cli.launch import launch, original_argv
+from surestep.cli.notify import NotifiedCommand, choose_command
 from surestep.cli.options import CommandOptions, read_command_line
 from surestep.cli.parse import split_names
 from surestep.cli.run_pattern import fill_in
@@ -57,6 +59,8 @@ class Options(CommandOptions):
         report: Write a page of the run at its end: RUN/report.html.
         json: Print the results as JSON.
         quiet: Show no progress; the short form is -q.
+        notify: Shell command to run when the run has ended or failed, with its facts in the
+            environment; none: do not run that of the user's settings.
     """
 
     run: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
@@ -69,17 +73,17 @@ class Options(CommandOptions):
     report: bool = False
     json: bool = False
     quiet: bool = False
+    notify: Annotated[str | None, tyro.conf.arg(metavar="COMMAND")] = None
 
     def check(self) -> None:
         """Check the values, and that they can be combined."""
         if self.dry_run and self.overfit is not None:
             raise ConfigError("--dry-run and --overfit cannot be combined. Pass one of them.")
-        of_a_run = (self.run, self.resume, self.allow, self.from_, self.report)
-        nothing = (None, "auto", None, None, False)
-        if (self.dry_run or self.overfit is not None) and of_a_run != nothing:
+        of_a_run = (self.run, self.resume, self.allow, self.from_, self.notify, self.report)
+        if self.is_trial and of_a_run != (None, "auto", None, None, None, False):
             raise ConfigError(
                 "--dry-run and --overfit write no run folder: leave out --run, --resume, --allow, "
-                "--from and --report."
+                "--from, --notify and --report."
             )
         if self.overfit is not None and self.overfit < 1:
             raise ConfigError(
@@ -87,19 +91,22 @@ class Options(CommandOptions):
                 "--overfit 32."
             )
 
+    @property
+    def is_trial(self) -> bool:
+        """Whether the command only tries something, and there is no run."""
+        return self.dry_run or self.overfit is not None
+
 
 def run(words: list[str]) -> int:
     """Train; print the table of results, the best checkpoint, and what to type next."""
     call, own = read_command_line("train", spell_out_quiet(words), Options)
     call = make_quiet(call) if own.quiet else call
     call = collect_samples(call) if own.report else call
+    command = "" if own.is_trial else choose_command(own.notify)
     if own.nproc is not None:
         return launch(own.nproc, ["train", *words])
-    # With --json, stdout has only the results; callbacks of a recipe may print.
-    with redirect_stdout(sys.stderr) if own.json else nullcontext():
-        print_results = _execute(call, own, words)
-    with handle_late_signals():
-        return print_results()
+    notified = NotifiedCommand("train", command)
+    return notified.run(partial(_run, call, own, words, notified))
 
 
 def spell_out_quiet(words: list[str]) -> list[str]:
@@ -131,7 +138,17 @@ def collect_samples(call: RecipeCall) -> RecipeCall:
     return replace(call, config=config, set_options={**call.set_options, option: "--report"})
 
 
-def _execute(call: RecipeCall, own: Options, words: list[str]) -> Callable[[], int]:
+def _run(call: RecipeCall, own: Options, words: list[str], notified: NotifiedCommand) -> int:
+    # With --json, stdout has only the results; callbacks of a recipe may print.
+    with redirect_stdout(sys.stderr) if own.json else nullcontext():
+        print_results = _execute(call, own, words, notified)
+    with handle_late_signals():
+        return print_results()
+
+
+def _execute(
+    call: RecipeCall, own: Options, words: list[str], notified: NotifiedCommand
+) -> Callable[[], int]:
     """Run the command; return a function that prints the results."""
     if own.dry_run:
         from surestep.trainer.dry_run import dry_run
@@ -144,12 +161,19 @@ def _execute(call: RecipeCall, own: Options, words: list[str]) -> Callable[[], i
         result = overfit(call.task(), call.config, own.overfit)
         return lambda: _print_overfit(result, as_json=own.json)
     opened: list[Run] = []
+    folder = None if own.run is None else fill_in(own.run, call)
+    notified.folder = folder or ""
+
+    def on_open(run: Run) -> None:
+        opened.append(run)
+        notified.follow(run)
+
     try:
         trained = train(
             call,
             _command(words if own.run else [*words, "--run", "{run}"]),
-            on_open=opened.append,
-            run=None if own.run is None else fill_in(own.run, call),
+            on_open=on_open,
+            run=folder,
             resume=own.resume,
             allow=split_names(own.allow),
             from_=own.from_,
