@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from io import BufferedReader, FileIO
+from io import BufferedReader, BytesIO, FileIO
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
@@ -41,7 +41,8 @@ from surestep.record.schemas import (
     validate,
 )
 
-_TAIL = 2**20  # bytes
+_TAIL = _CHUNK = 2**20  # bytes
+_FIRST_CHUNK = 2**16  # all of a short run, and enough to know the form of its lines
 # How the lines begin that `EventWriter` writes of going back to an earlier step.
 _UNDOING = tuple(b'{"event": "%b"' % kind.encode() for kind in UNDOING)
 
@@ -175,7 +176,7 @@ def _find_damage(path: Path) -> list[tuple[int, int]]:
                     raise ValueError(f"it has a line of more than {LARGEST:,} bytes")
                 start, end = end, end + len(line)
                 try:
-                    _event(path, 0, line)
+                    parse_event(path, 0, line)
                 except RunError as error:
                     if isinstance(error.__cause__, NewerFormatError):
                         raise
@@ -225,16 +226,42 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
     Raises:
         RunError: the file is missing or of a newer surestep, or another line is not an event.
     """
+    numbers = count(1)
+    for lines in read_lines(path):
+        yield from parse_events(path, numbers, lines)
+
+
+def read_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of an events file, many at once.
+
+    The last of each is complete, except at the end of the file, or has `LARGEST` bytes.
+
+    Raises:
+        RunError: the file is missing, or cannot be read.
+    """
+    most = _FIRST_CHUNK
     try:
         with open_regular(path) as file, BufferedReader(cast("FileIO", file)) as lines:
-            for number, line in enumerate(iter(partial(lines.readline, LARGEST), b""), 1):
-                event = _event(path, number, line)
-                if event is not None:
-                    yield event
+            while data := lines.read(most):
+                data += lines.readline(LARGEST - (len(data) - data.rfind(b"\n") - 1))
+                yield data
+                most = _CHUNK
     except FileNotFoundError:
         raise RunError(f"{path} is missing: there are no events. {COPY_HINT}") from None
     except (OSError, ValueError) as error:
         raise unreadable_error(path, error) from error
+
+
+def parse_events(path: Path, numbers: Iterator[int], lines: bytes) -> Iterator[dict[str, Any]]:
+    """Yield the events of lines that have these numbers.
+
+    Raises:
+        RunError: as `parse_event`.
+    """
+    for line in BytesIO(lines):
+        event = parse_event(path, next(numbers), line)
+        if event is not None:
+            yield event
 
 
 def recorded_progress(path: Path, step: int) -> list[dict[str, Any]]:
@@ -277,7 +304,7 @@ def read_new_events(path: Path, offset: int) -> Iterator[tuple[dict[str, Any], i
             lines.seek(offset)
             while (line := lines.readline(LARGEST)).endswith(b"\n"):
                 offset += len(line)
-                event = _event(path, 0, line)
+                event = parse_event(path, 0, line)
                 if event is not None:
                     yield event, offset
             if len(line) == LARGEST:
@@ -286,7 +313,7 @@ def read_new_events(path: Path, offset: int) -> Iterator[tuple[dict[str, Any], i
         raise unreadable_error(path, error) from error
 
 
-def _event(path: Path, number: int, line: bytes) -> dict[str, Any] | None:
+def parse_event(path: Path, number: int, line: bytes) -> dict[str, Any] | None:
     """Return the event of a line; None if the line is empty or incomplete."""
     if line == b"\n":
         return None

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from surestep.record.records import read_records
 from surestep.trainer.review.read_curve import read_curve
 
 LOSSES = {step: 1 / step for step in range(1, 31)}
@@ -31,7 +32,7 @@ def read(tmp_path, *events, monitor=("val/loss", "min"), **config):
     config = {"config": {}, "decided": {}, **config}
     parts = {"path": tmp_path, "config": config, "monitor": monitor}
     timed = [{"time": float(at), **event} for at, event in enumerate(events)]
-    return read_curve(SimpleNamespace(events=lambda: iter(timed), **parts))
+    return read_curve(SimpleNamespace(**parts), read_records(timed))
 
 
 @pytest.mark.parametrize("event", ["resume", "restart", "rollback"])
