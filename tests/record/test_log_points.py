@@ -159,6 +159,40 @@ def test_damaged_runs_have_the_same_results_or_errors(tmp_path, small, seeds):
     assert 0.3 < np.mean(found) < 0.9
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        *((b'"first"', b'"frist"'), (b'"samples": 4', b'"samples": x4'), (b", ", b"; ")),
+        *((b'"epoch": 2', b'"epoch": 2%d' % 2**40), (b'"epoch": 2', b'"epoch": -2')),
+        *((b'"epoch": 2', b'"epoch": 2.0'), (b'"epoch": 2', b'"epoch": 2, 2')),
+        *((b'"lr": [', b'"lr": [0.5, '), (b'"loss": [', b'"loss": [70e98, ')),
+        *((b'"loss": [', b'"loss": [7e99, '), (b'"items": 4.0', b'"items": null')),
+        *((b'"items": 4.0', b'"items": "nan"'), (b'"items": 4.0', b'"items": true')),
+        *((b'"items": 4.0', b'"items": 4.0e999'), (b'"items": 4.0', b'"items": 4.')),
+        *((b'"loss": [', b'"loss": [true, '), (b'"loss": [', b'"loss": ["1", ')),
+        *((b'"loss": [', b'"loss": [[1.0], '), (b'"loss": [', b'"loss": [1null, ')),
+        *((b"}}\n", b"}}}\n"), (b"}}\n", b"}} \n"), (b"{", b"1{"), (b'"event"', b'"event"5')),
+        *((b'"lr"', b'"loss"'), (b'"position": 4', b'"position": 4 4')),
+        *((b'"first": 20', b'"first": 17'), (b'"first": 20', b'"first": 17.0')),
+        *((b"1.5", b"70e98"), (b"{", b'{"event": "rollback", "time": 1.0, "step": 5}\n{')),
+    ],
+)
+@pytest.mark.parametrize("unknown", [b"0.5", b"null"])
+def test_line_that_differs_in_more_than_its_numbers_is_read_alone(
+    tmp_path, small, old, new, unknown
+):
+    lines = []
+    for at in range(30):
+        event = log_point(random.Random(at), {}, 2 * at, 2) | {"items": 4.0}
+        line = json.dumps(event | {"grad_norm": [1.5, "X"]}) + "\n"
+        lines.append(line.encode().replace(b'"X"', unknown))
+    assert old in lines[10]
+    lines[10] = lines[10].replace(old, new, 1)
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b"".join(lines))
+    assert result_of(read_in_bulk, path) == result_of(read_events, path)
+
+
 def test_most_lines_of_a_run_are_read_in_bulk(tmp_path):
     rng, path = random.Random(0), tmp_path / "events.jsonl"
     writer = EventWriter(path)

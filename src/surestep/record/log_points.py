@@ -353,11 +353,9 @@ class _Layout:
         """Return a column of each leaf.
 
         Raises:
-            ValueError: there are more or fewer values than these sizes.
             struct.error: an integer has a fraction, or is too large.
         """
-        if len(values) != sizes.sum():
-            raise ValueError("there are more or fewer numbers")
+        assert len(values) == sizes.sum()
         if len(values) == sizes.size:
             parts = (values[at :: len(sizes)] for at in range(len(sizes)))
         else:
