@@ -64,11 +64,18 @@ class _Series:
         """Forget all but the first values."""
         del self.values[count:], self.unknown[bisect_left(self.unknown, count) :]
 
+    def build(self, rows: NDArray[np.int64]) -> Column:
+        """Return the known values and their rows, of those of all steps."""
+        rows, values = rows[: len(self.values)], np.array(self.values)
+        if self.unknown:
+            rows, values = (np.delete(part, np.array(self.unknown)) for part in (rows, values))
+        return Column(rows, values)
+
 
 def _extend(found: array[Any], values: Any) -> None:
     """Add values: an array, or any of numbers, None and text."""
-    if isinstance(values, np.ndarray):
-        found.frombytes(values.astype(found.typecode, copy=False).tobytes())
+    if isinstance(values, (np.ndarray, array)):
+        found.frombytes(np.ascontiguousarray(values, found.typecode).view(np.uint8).data)
     else:
         found.extend(map(_as_number, values) if found.typecode == "d" else values)
 
@@ -216,16 +223,13 @@ class RecordReader:
     def build_history(self) -> History:
         """Return the steps and evaluations so far."""
         trained = steps = np.array(self.trained)
-        other = [step for step in self.evaluations if not _has(self.trained, step)]
-        if other:
+        rows = np.arange(len(trained))
+        if other := [step for step in self.evaluations if not _has(self.trained, step)]:
             steps = np.union1d(trained, np.array(other))
-        rows = np.searchsorted(steps, trained)
+            rows = np.searchsorted(steps, trained)
         columns: dict[str, Column] = {}
         for name, series in self.dense.items():
-            values = np.array(series.values)
-            is_known = np.ones(len(values), dtype=np.bool_)
-            is_known[np.array(series.unknown)] = False
-            columns[name] = Column(rows[: len(values)][is_known], values[is_known])
+            columns[name] = series.build(rows)
         sparse = defaultdict(_Values, {"time": _Values(), **deepcopy(self.rates)})
         sparse["time"].extend(self.log_steps, self.log_points["time"])
         for step, metrics in self.evaluations.items():
