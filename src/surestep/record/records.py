@@ -255,6 +255,15 @@ def read_records(events: Iterable[Mapping[str, Any] | LogPoints]) -> Records:
     return reader.build()
 
 
+def load_records(folder: Path) -> Records:
+    """Return what the events of a run folder record.
+
+    Raises:
+        RunError: the file is missing, cannot be read, or is of a newer surestep.
+    """
+    return read_records(read_in_bulk(folder / "events.jsonl"))
+
+
 def _has(steps: array[int], step: int) -> bool:
     at = bisect_left(steps, step)
     return at < len(steps) and steps[at] == step

@@ -431,10 +431,9 @@ class Run:
         Raises:
             RunError: the file is missing, cannot be read, or is of a newer surestep.
         """
-        from surestep.record.log_points import read_in_bulk
-        from surestep.record.records import read_records
+        from surestep.record.records import load_records
 
-        return read_records(read_in_bulk(self.path / "events.jsonl")).history
+        return load_records(self.path).history
 
     def _repr_html_(self) -> str:
         """Return a card with the state of the run and its losses, which notebooks show."""

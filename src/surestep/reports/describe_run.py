@@ -15,7 +15,7 @@ from surestep.base.text import format_count
 from surestep.base.version import VERSION
 from surestep.record.checkpoint.discovery import scan_checkpoints
 from surestep.record.io import read_json
-from surestep.record.records import Records, read_records
+from surestep.record.records import Records, load_records
 from surestep.record.run import Run
 from surestep.record.schemas import ENVIRONMENT, PLAN_ENTRIES, UNDOING
 from surestep.reports.charts import MOST, list_charts, list_layers
@@ -45,7 +45,7 @@ def describe_run(run: Run, name: str) -> dict[str, Any]:
     Raises:
         RunError: a file of the run is missing, or cannot be read.
     """
-    records = read_records(run.events())
+    records = load_records(run.path)
     config, status = run.config, run.status
     options = config.get("decided", {})
     found = diagnose(run, name, records)

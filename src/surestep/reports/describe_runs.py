@@ -16,7 +16,7 @@ from surestep.base.version import VERSION
 from surestep.config.metric_direction import direction_of
 from surestep.record.checkpoint.reader import CheckpointInfo
 from surestep.record.progress import state_of
-from surestep.record.records import Records, read_records
+from surestep.record.records import Records, load_records
 from surestep.record.run import Run
 from surestep.reports.align import align, choose_ranges
 from surestep.reports.charts import MOST, list_charts
@@ -102,7 +102,7 @@ def describe_runs(runs: Mapping[str, Run]) -> dict[str, Any]:
 
 
 def _read(name: str, run: Run) -> _Read:
-    records, config, status = read_records(run.events()), run.config, run.status
+    records, config, status = load_records(run.path), run.config, run.status
     try:
         best = run.find_checkpoint("best")
     except CheckpointError:

@@ -12,8 +12,7 @@ import numpy as np
 
 from surestep.doctor.curves.curve import Curve, Evaluations, as_values
 from surestep.record.io import read_json
-from surestep.record.log_points import read_in_bulk
-from surestep.record.records import Records, read_records
+from surestep.record.records import Records, load_records
 from surestep.record.run import Run
 from surestep.record.schemas import SIGNATURE, UNDOING
 
@@ -37,7 +36,7 @@ def read_curve(run: Run, records: Records | None = None) -> Curve | None:
         RunError: a file of the run is missing, or cannot be read.
     """
     if records is None:
-        records = read_records(read_in_bulk(run.path / "events.jsonl"))
+        records = load_records(run.path)
     history, config = records.history, run.config
     if any(map(_is_loss_of_manual_step, history)):
         return None
