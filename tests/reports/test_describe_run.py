@@ -7,7 +7,7 @@ import pytest
 from surestep.base.errors import RunError
 from surestep.record.run import Run
 from surestep.reports.describe_run import describe_run
-from tests.reports.folders import checkpoint, evaluation, log_point, write_run
+from tests.reports.folders import TIME, checkpoint, evaluation, log_point, write_run
 
 
 def described(folder, events, **more):
@@ -24,6 +24,8 @@ def test_time_is_split_and_repeated_steps_count(tmp_path):
         {"event": "resume", "time": 1.0, "step": 2},
         *(log_point(3, [1.0, 0.5]), evaluation(4, 0.75), checkpoint(4)),
     ]
+    for event, time in zip(events, (10, 11, 12, 13, 100, 103, 104, 107), strict=True):
+        event["time"] = TIME + time
     data = described(tmp_path / "a", events)
     seconds = {part["name"]: part["seconds"] for part in data["time"]}
     assert seconds == {
@@ -31,6 +33,7 @@ def test_time_is_split_and_repeated_steps_count(tmp_path):
         "waiting for data": 1.5,
         "evaluating": 4.0,
         "waiting for checkpoints": 1.0,
+        "starting, and the rest": 9.0,
     }
     (loss, val) = charts_of(data)["loss"]["curves"]
     assert loss["values"].tolist() == [3.0, 2.0, 1.0, 0.5]
@@ -46,7 +49,7 @@ def test_durations_that_an_older_version_did_not_record_are_not_known(tmp_path):
     old = evaluation(2, 1.5)
     del old["seconds"]
     data = described(tmp_path / "a", [log_point(1, [3.0, 2.0]), old, evaluation(2, 1.0)])
-    assert [part["seconds"] for part in data["time"]] == [1.5, 0.5, None, 0.0]
+    assert [part["seconds"] for part in data["time"]] == [1.5, 0.5, None, 0.0, 1.0]
 
 
 def test_each_kind_of_column_has_its_chart(tmp_path):
@@ -103,7 +106,7 @@ def test_run_without_a_finite_value_has_a_page(tmp_path, losses):
 def test_run_without_events_has_a_page(tmp_path, status):
     data = described(tmp_path / "a", [], status=status)
     assert data["charts"] == []
-    assert [part["seconds"] for part in data["time"]] == [0.0, 0.0, 0.0, 0.0]
+    assert [part["seconds"] for part in data["time"]] == [0.0, 0.0, 0.0, 0.0, 0.0]
     assert data["state"] == ("killed" if status == "running" else status)
     resumes = "surestep resume runs/a" in [one["command"] for one in data["commands"]]
     assert resumes

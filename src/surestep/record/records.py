@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import chain, repeat
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,12 @@ from numpy.typing import NDArray
 
 from surestep.engine.value import Metrics
 from surestep.record.history import Column, FinalResult, History
-from surestep.record.log_points import LogPoints
+from surestep.record.log_points import LogPoints, read_in_bulk
 from surestep.record.schemas import UNDOING
 
 _ALWAYS = ("time", "train/loss", "grad_norm", "lr")  # columns of each run, in this order
 _LOG_POINT = ("epoch", "time", "items", "samples", "seconds", "data_wait_s", "peak_memory")
+_STARTS = ("resume", "restart")  # of another process
 _LAYERS = {"grad_norm", "weight_norm", "update_norm"}
 
 
@@ -101,6 +103,7 @@ class Records:
         events: all others but histograms, in order, also those of steps that were repeated.
         seconds: of training, of all steps.
         data_wait_s: seconds of them that waited for data.
+        wall_s: from the first event of each process to its last one, in seconds.
     """
 
     history: History
@@ -110,6 +113,7 @@ class Records:
     events: Sequence[Mapping[str, Any]]
     seconds: float
     data_wait_s: float
+    wall_s: float
 
 
 class RecordReader:
@@ -123,6 +127,8 @@ class RecordReader:
             lambda: defaultdict(_Values)
         )
         self.seconds, self.data_wait_s = array("d", [0.0]), array("d", [0.0])
+        self.wall_s = 0.0  # of the processes before
+        self.times: list[float] = []  # of the first and the newest event of this one
         self.trained = array("q")  # the steps
         self.dense: defaultdict[str, _Series] = defaultdict(_Series)  # their values
         self.rates: defaultdict[str, _Values] = defaultdict(_Values)
@@ -132,9 +138,13 @@ class RecordReader:
     def add(self, event: Mapping[str, Any] | LogPoints) -> None:
         """Add the next event, or the next log points."""
         if isinstance(event, LogPoints):
+            self.note_time(event.event["time"].max())
             self.add_steps(event.event, event.steps, event.last_steps)
             return
         kind = event["event"]
+        if kind in _STARTS:
+            self.wall_s, self.times = self.compute_wall(), []
+        self.note_time(event.get("time"))
         if kind == "steps" and event["loss"]:
             steps = range(event["first"], event["first"] + len(event["loss"]))
             self.add_steps(event, steps, steps[-1:])
@@ -147,6 +157,15 @@ class RecordReader:
             self.evaluations = {at: found[at] for at in found if at <= event["step"]}
         if kind != "histograms":  # they are large
             self.events.append(event)
+
+    def note_time(self, time: Any) -> None:
+        """Note when an event was written, if it is a number; they may come in another order."""
+        if isinstance(time, (int, float)) and math.isfinite(time):
+            self.times = [min([*self.times[:1], time]), max([*self.times[1:], time])]
+
+    def compute_wall(self) -> float:
+        """Return the seconds from the first event of each process to its last one."""
+        return self.wall_s + (self.times[1] - self.times[0] if self.times else 0.0)
 
     def add_steps(self, event: Mapping[str, Any], steps: Any, last_steps: Any) -> None:
         """Add log points, of which the first may repeat steps.
@@ -218,6 +237,7 @@ class RecordReader:
             tuple(self.events),
             float(np.add.accumulate(self.seconds)[-1]),  # as one after the other
             float(np.add.accumulate(self.data_wait_s)[-1]),
+            float(self.compute_wall()),
         )
 
     def build_history(self) -> History:

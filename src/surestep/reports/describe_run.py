@@ -164,12 +164,15 @@ def _describe_time(records: Records, status: Mapping[str, Any]) -> list[dict[str
     """Return the seconds of each part of the run; None if they were not recorded."""
     evaluations = [one for one in records.events if one["event"] == "evaluation"]
     saves = [one for one in records.events if one["event"] == "checkpoint"]
-    return [
-        {"name": "computing", "seconds": records.seconds - records.data_wait_s},
-        {"name": "waiting for data", "seconds": records.data_wait_s},
-        {"name": "evaluating", "seconds": _add_up(evaluations, "seconds")},
-        {"name": "waiting for checkpoints", "seconds": _add_up(saves, "blocked_s")},
-    ]
+    parts = {
+        "computing": records.seconds - records.data_wait_s,
+        "waiting for data": records.data_wait_s,
+        "evaluating": _add_up(evaluations, "seconds"),
+        "waiting for checkpoints": _add_up(saves, "blocked_s"),
+    }
+    known = [seconds for seconds in parts.values() if seconds is not None]
+    parts["starting, and the rest"] = max(0.0, records.wall_s - sum(known))
+    return [{"name": name, "seconds": seconds} for name, seconds in parts.items()]
 
 
 def _add_up(events: Sequence[Mapping[str, Any]], name: str) -> float | None:

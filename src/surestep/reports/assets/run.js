@@ -41,7 +41,7 @@ function makeNumbers(data, at) {
     best ? makeNumber(formatNumber(best.value),
       `${best.mode === "max" ? "highest" : "lowest"} ${best.metric}, step ${formatNumber(best.step)}`, "main") : null,
     makeNumber(data.state, at, `state-${data.state}`),
-    makeNumber(formatDuration(seconds), "in all"),
+    makeNumber(formatDuration(seconds), "wall time"),
     data.final.flatMap(one => Object.entries(one.metrics).slice(0, 4).map(([name, value]) =>
       makeNumber(formatNumber(value), `${name} (${one.which}, step ${formatNumber(one.step)})`))),
     makeNumber(String(data.findings.length + data.incidents.length), "findings and incidents"));
