@@ -16,7 +16,7 @@ from tests.browser import Browser, open_browser
 
 FOLDER = Path(__file__).parents[2] / "docs" / "report"
 RATES, SEEDS = (0.003, 0.01, 0.1), (0, 1, 2)
-COLORS = 96
+COLORS = 255
 WIDTH, PHONE = 1180, 390
 
 
@@ -71,6 +71,7 @@ def main() -> None:
         one = Path(temporary) / "digits"
         train(one, "--epochs", "30", "--report.samples", "6")
         run, all_runs = report(one), report(sorted(runs.iterdir()), runs / "report.html")
+        draw(browser, run, "page", "h1", ".chart:nth-child(2)")
         draw(browser, run, "first-screen", "h1", "#next")
         draw(browser, run, "curves", ".controls", ".chart:nth-child(4)")
         draw(browser, run, "predictions", "#predictions", "#predictions")

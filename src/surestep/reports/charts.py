@@ -49,7 +49,7 @@ def _list_measures(records: Records) -> Iterator[Chart]:
 def _list_rates(records: Records) -> Iterator[Chart]:
     groups = [name for name in records.history.columns if name == "lr" or name.startswith("lr/")]
     curves = [curve for name in groups if len((curve := _read(records, name)).steps)]
-    yield Chart("learning rate", curves)
+    yield Chart("learning rate", curves, is_noisy=False)
 
 
 def _list_norms(records: Records, options: Mapping[str, Any]) -> Iterator[Chart]:

@@ -32,11 +32,13 @@ class Chart(charts.Chart):
         unit: of the values: "", "bytes", "share" or "per second".
         limits: values that a line marks, by what they are.
         about: a sentence on what is drawn, if that is not obvious.
+        is_noisy: whether the page may smooth the curves.
     """
 
     unit: str = ""
     limits: Mapping[str, float] = field(default_factory=dict)
     about: str = ""
+    is_noisy: bool = True
 
 
 def find_spikes(curve: Curve) -> list[int]:
@@ -82,6 +84,7 @@ def thin_chart(chart: Chart, windows: Sequence[tuple[int, int]], ranges: int) ->
         "unit": chart.unit,
         "limits": dict(chart.limits),
         "about": chart.about,
+        "is_noisy": chart.is_noisy,
         "curves": [_thin(curve, windows, ranges) for curve in chart.curves],
     }
 

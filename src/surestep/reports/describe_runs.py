@@ -213,12 +213,12 @@ def _list_winners(
 def _list_charts(reads: Sequence[_Read]) -> list[dict[str, Any]]:
     """Return a chart of each column, with a curve of each run that has it."""
     by_column: dict[str, dict[int, Curve]] = {}
-    units: dict[str, str] = {}
+    about: dict[str, dict[str, Any]] = {}
     for number, read in enumerate(reads):
         for chart in read.charts:
             for curve in chart.curves:
                 by_column.setdefault(curve.name, {})[number] = curve
-                units[curve.name] = chart.unit
+                about[curve.name] = {"unit": chart.unit, "is_noisy": chart.is_noisy}
     shown = list(by_column.items())[:MOST]
     ranges = choose_ranges(sum(len(curves) for _, curves in shown))
-    return [{"title": name, "unit": units[name], **align(curves, ranges)} for name, curves in shown]
+    return [{"title": name, **about[name], **align(curves, ranges)} for name, curves in shown]

@@ -44,7 +44,7 @@ class View {
     this.marks = marks;
     this.unit = "step";
     this.isLog = false;
-    this.weight = 0.9;
+    this.weight = 0.8;
     this.hidden = new Set();  // kinds of marks
     this.range = null;  // of the horizontal axis; null is all of it
     this.charts = [];
@@ -124,8 +124,8 @@ const MARKS = {
 
 /** A chart: a figure with its legend, and a table behind it. */
 class Chart {
-  constructor(view, {title, unit, limits = {}, about = "", curves}) {
-    Object.assign(this, {view, title, unit, limits, about});
+  constructor(view, {title, unit, is_noisy, limits = {}, about = "", curves}) {
+    Object.assign(this, {view, title, unit, is_noisy, limits, about});
     this.curves = curves.map((curve, number) => ({number, isShown: true, ...curve}));
     this.plot = null;
     this.holder = make("div", {class: "plot"});
@@ -170,7 +170,7 @@ class Chart {
 
   /** Return the lines of a curve: raw, and smoothed if it is long. */
   makeLines(curve) {
-    const {view} = this, isLong = curve.count > SMOOTHED_FROM && view.weight > 0;
+    const {view} = this, isLong = this.is_noisy && curve.count > SMOOTHED_FROM && view.weight > 0;
     const color = colorOf(`--series-${curve.number % COLORS}`);
     const dash = DASHES[Math.floor(curve.number / COLORS) % DASHES.length];
     const lines = [{steps: curve.at, values: curve.y, curve, run: curve.run,

@@ -60,7 +60,7 @@ class RunsChart extends Chart {
       return values.length ? choose(values) : NaN;
     });
     const color = colorOf(`--series-${group % COLORS}`);
-    const weight = hasMeans ? this.view.weight : 0;
+    const weight = hasMeans && this.is_noisy ? this.view.weight : 0;
     const mean = pick(values => values.reduce((sum, value) => sum + value, 0) / values.length);
     const edge = {stroke: `${color}33`, width: 1};
     this.bands.push({group, fill: `${color}2e`});
