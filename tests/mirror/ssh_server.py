@@ -47,7 +47,6 @@ class SSHServer:
         self._folder = Path(tempfile.mkdtemp(prefix="surestep-ssh-"))
         self._user = "daemon" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
         self._process: subprocess.Popen[bytes] | None = None
-        self._was_started = False
         self.path = self._folder / "mirror"
         self.home = self._folder / "home"
         self._create_keys()
@@ -81,19 +80,11 @@ class SSHServer:
         (self.home / ".ssh" / "known_hosts").write_text(text, encoding="utf-8")
 
     def start(self) -> None:
-        """Start the server; return when it answers.
-
-        Another process can take its port before, also while it is stopped. Then it gets another
-        port, but only at the first start, because clients know it later.
-        """
+        """Start the server; return when it answers."""
         end = time.monotonic() + 120
-        while not self._try_start(end):
+        while not self._try_start(end):  # connections of a server that was killed may still end
             assert time.monotonic() < end, (self._folder / "log").read_text()
-            if self._was_started:
-                time.sleep(0.1)
-            else:
-                self._choose_port()
-        self._was_started = True
+            time.sleep(0.1)
 
     def _try_start(self, end: float) -> bool:
         """Start the server; return False if it ends instead of answering."""

@@ -1,7 +1,14 @@
 """The ranks of the tests are forked, and their outcomes are recorded."""
 
+import errno
+import os
+import socket
+
+import pytest
+from torch.distributed import TCPStore
+
 from tests.multi_rank.forked import ended
-from tests.multi_rank.torchrun import called, check_ended_well
+from tests.multi_rank.torchrun import called, check_ended_well, free_port
 from tests.warm import warm_python
 
 SCRIPT = """
@@ -31,3 +38,11 @@ def test_only_a_rank_that_is_stopped_by_a_signal_is_killed(tmp_path):
     found = ended(tmp_path, ["stopped by its user", "waits"])
     assert found["stopped by its user"].codes == [0, 0]
     assert found["waits"].codes == [-9, 0]
+
+
+def test_port_of_a_rank_0_is_given_to_no_other_process_before_it_listens():
+    port = free_port()
+    with socket.socket() as other, pytest.raises(OSError, match=os.strerror(errno.EADDRINUSE)):
+        other.bind(("127.0.0.1", port))
+    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    assert store.port == port

@@ -57,9 +57,17 @@ def results_of(folder: Path, ranks: int) -> list[dict[Any, Any]]:
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    """Return a port for a server that is started later, and reserve it until this process ends.
+
+    The server can listen on it, since it also sets SO_REUSEADDR. No other process is given it:
+    each group of gloo asks for a port, and a rank 0 without its port leaves rank 1 waiting.
+    """
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    port = int(reserved.getsockname()[1])
+    reserved.detach()  # this process keeps the descriptor
+    return port
 
 
 def last_weights(folder: Path) -> torch.Tensor:
