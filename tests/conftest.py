@@ -9,13 +9,13 @@ import tempfile
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.logs import Checks, caplog  # noqa: F401 - `caplog` is a fixture
 from tests.needs import require
-from tests.shortcuts import ROOT, take_shortcuts
 from tests.tiers import is_slow, libraries_of, may_have_slow
-from tests.warm import warm_python
+from tests.warm import share_warm_python, warm_python
+
+ROOT = Path(__file__).parents[1]
 
 # Processes that tests start can import `tests` from any working directory.
 os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -42,11 +42,6 @@ multiprocessing.set_start_method("fork", force=True)
 
 logging.getLogger().addHandler(Checks())
 
-# Two threads round differently than one, and the tests share their cores.
-torch.set_num_threads(1)
-
-take_shortcuts()
-
 # Files that kill, race or start processes: no two of them run at the same time.
 ALONE = (
     "tests/laws/test_law_2_kills.py",
@@ -63,6 +58,21 @@ WARM = (
     *("tests/cli/test_stop.py::test_signal_after_the_end_of_a_search", "tests/test_docs"),
     "tests/tuning/",
 )
+
+
+def pytest_configure(config):
+    """Prepare a process that runs tests. The one that distributes them imports no torch: 3 s."""
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        if config.option.markexpr == "slow":
+            share_warm_python()
+        return
+    import torch
+
+    from tests.shortcuts import take_shortcuts
+
+    # Two threads round differently than one, and the tests share their cores.
+    torch.set_num_threads(1)
+    take_shortcuts()
 
 
 def group_of(nodeid):

@@ -66,9 +66,7 @@ SLOW = {
     "test_estimated_optimizer_memory_matches_the_actual_state[adamw8bit": NEEDS_BNB,
     "tests/engine/parallel/test_deepspeed_config.py": NEEDS_DEEPSPEED,
     "tests/engine/parallel/test_single.py::test_first_step_imports": LAUNCHES,
-    "tests/engine/parallel/test_plugin.py::test_plugin_derived_from_ddp": LAUNCHES,
-    "tests/engine/parallel/test_plugin.py::test_plugin_strategy_on_two_ranks": LAUNCHES,
-    "tests/engine/parallel/test_plugin.py::test_plugin_strategy_trains": LAUNCHES,
+    "tests/engine/parallel/test_plugin.py": LAUNCHES,
     "tests/engine/schedule/test_transformers.py": NEEDS_TRANSFORMERS,
     "tests/engine/step/test_gc.py::test_new_process_imports_torch": LAUNCHES,
     "tests/engine/test_allocator.py::test_activations_use_huge_pages": MEMORY,
@@ -171,6 +169,8 @@ SLOW = {
     "tests/tracking/test_mlflow_store.py": "needs mlflow, and kills a process that uses it",
     "tests/tracking/test_secrets.py": "needs mlflow and wandb",
     "tests/tracking/test_wandb.py": "needs wandb, and starts its service",
+    "tests/trainer/test_fit.py::test_ctrl_c_stops_after_the_step_and_saves": KILLS,
+    "tests/trainer/test_fit.py::test_second_ctrl_c_stops_immediately": KILLS,
     "tests/trainer/test_launch.py::test_signal_that_torchrun_does_not_handle": LAUNCHES,
     "tests/trainer/test_predict_hugging_face.py": NEEDS_TRANSFORMERS,
     "tests/trainer/test_signals.py": KILLS,
@@ -185,6 +185,7 @@ SLOW = {
     "tests/tuning/test_report.py": "makes reports of whole studies",
     "tests/tuning/test_trial.py": LAUNCHES,
     "tests/twice/": REGRESSIONS,
+    "tests/warm/": "starts the server of the slow tests, which takes seconds",
 }
 
 

@@ -1,8 +1,8 @@
 """An error of watch itself never ends a script: it runs on unwatched, and watch says so once."""
 
 import json
+import runpy
 import signal
-import subprocess
 import sys
 from contextlib import contextmanager, suppress
 
@@ -25,7 +25,7 @@ from surestep.doctor.watch import (
 )
 from surestep.doctor.watch.report import Report, merge_reports
 from surestep.doctor.watch.watch import WatchSession
-from tests.warm import warm_python
+from tests.forked import fork
 
 SCRIPT = """
 import sys
@@ -126,7 +126,11 @@ AFTER = ("end", "restore", "report", "merge", "show")
 def alone(tmp_path_factory):
     path = tmp_path_factory.mktemp("alone") / "script.py"
     path.write_text(SCRIPT)
-    return subprocess.check_output([warm_python(), path], text=True)
+
+    def run():
+        runpy.run_path(str(path), run_name="__main__")
+
+    return fork(path.parent, (), run).stdout
 
 
 @pytest.fixture
