@@ -32,6 +32,9 @@ sys.dont_write_bytecode = False
 # torch.compile would start compilers in processes that import torch, and compile tests of vector
 # instructions before it uses those that the processor names: 17 s where it has no cache yet.
 os.environ |= {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_VEC_ISA_OK": "1"}
+# torch asks for the host name of each IPv6 address that a store connects to: 127.0.0.1 has none in
+# that form, so DNS is asked, and each lost packet takes 5 s by default.
+os.environ.setdefault("RES_OPTIONS", "timeout:1")
 # Shells make background processes ignore these signals, and a run does not handle ignored ones.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
