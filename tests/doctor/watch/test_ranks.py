@@ -73,6 +73,8 @@ def test_ranks_of_torchrun_are_merged(tmp_path):
         ("SS101", SHARED): [0, 1],
         ("SS101", ONLY_SECOND): [1],
     }
+    none = launch(tmp_path, *TORCHRUN_WATCH, "--select", "SS103", "script.py")
+    assert "nothing found in 16 steps on 2 ranks." in none.stderr
 
 
 def test_rank_that_fails_does_not_hide_the_findings(tmp_path):
@@ -88,10 +90,8 @@ def test_processes_of_spawn_are_merged(tmp_path):
     from tests.multi_rank.torchrun import free_port
 
     write(tmp_path, SPAWN, DESTROY)
-    end = ("script.py", str(free_port()))
-    none = launch(tmp_path, "surestep", "watch", "--select", "SS103", *end)
-    assert "nothing found in 16 steps on 2 ranks." in none.stderr
-    done = launch(tmp_path, "surestep", "watch", "--json", "found.json", *end)
+    words = ("--json", "found.json", "script.py", str(free_port()))
+    done = launch(tmp_path, "surestep", "watch", *words)
     assert done.returncode == 0, done.stderr
     assert "2 findings in 16 steps on 2 ranks." in done.stderr
     assert read_findings(tmp_path / "found.json") == {
