@@ -75,6 +75,7 @@ def test_sigterm_ends_workers_whose_trials_hang_and_the_trials_are_resumed(
     tests/tuning/test_process.py has the 10 s of SIGTERM, by a clock of its own: the trial is killed
     5 s after the signal, and what follows waits for at most 5 s.
     """
+    warm = sys.executable
     if nproc > 1:
         # The search kills ranks as children of their launcher. Those of a warm one are not.
         monkeypatch.setattr(sys, "executable", PYTHON)
@@ -92,6 +93,7 @@ def test_sigterm_ends_workers_whose_trials_hang_and_the_trials_are_resumed(
     assert "stopped by SIGTERM" in out
     wait_for_the_end()
     os.remove("hang")
+    monkeypatch.setattr(sys, "executable", warm)
     code, out, err = Shell(*words).finish()
     assert code == 0, err
     assert states(trials()) == ["finished"] * workers

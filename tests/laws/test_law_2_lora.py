@@ -18,11 +18,11 @@ from tests.laws.support.hugging_face_models import SAMPLES, bert, gpt2, masked
 from tests.laws.support.tasks import assert_moved, assert_same, session_of, snapshot, train
 from tests.needs import needs
 
-peft = needs("peft")
 OPTIONS = {"max_steps": 8, "batch_size": 10, "micro_batch_size": 4}
 
 
 def lora(build, dropout=0.1, **options):
+    peft = needs("peft")  # here, because each process that collects this file would import it
     config = peft.LoraConfig(r=2, lora_dropout=dropout, **options)
     with warnings.catch_warnings():  # peft uses deprecated names of transformers
         warnings.simplefilter("ignore")
@@ -77,7 +77,7 @@ def test_checkpoint_holds_what_peft_would_save(make, data, tmp_path):
         next(session.steps())
         path = session.save()
     saved = load_file(path / "model.safetensors")
-    expected = peft.get_peft_model_state_dict(model)
+    expected = needs("peft").get_peft_model_state_dict(model)
     found = {
         name.replace(".default", "").replace(".modules_to_save", ""): v for name, v in saved.items()
     }

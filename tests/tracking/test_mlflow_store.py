@@ -11,7 +11,6 @@ from surestep.base.errors import RunError
 from surestep.tracking.mlflow_store import create_store, explain_half_created
 from tests.needs import needs
 
-needs("mlflow")
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own
 # Ends the process in the middle of a migration, as the end of a run may do.
 KILLED = """
@@ -33,6 +32,11 @@ BY_MLFLOW = """
 from mlflow import MlflowClient
 MlflowClient(sys.argv[1]).search_experiments()
 """
+
+
+@pytest.fixture(autouse=True, scope="module")
+def library():
+    needs("mlflow")  # here, because each process that collects this file would import it
 
 
 @pytest.fixture

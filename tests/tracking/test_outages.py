@@ -27,7 +27,7 @@ from tests.tracking.test_tensorboard import read
 
 STEPS = 120
 PAUSES = {name: getattr(follower, name) for name in ("INTERVAL_S", "LONGEST_PAUSE_S")}
-ATTEMPTS = 4  # in an outage: after 5, 2, 4 and 8 s, and the next 16 s later
+ATTEMPTS = 3  # in an outage: after 5, 2 and 4 s, and the next 8 s later
 
 
 @pytest.fixture(autouse=True)
