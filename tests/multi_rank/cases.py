@@ -52,7 +52,12 @@ def task(train: Any = None, model: Callable[[], nn.Module] = net, **parts: Any) 
 def opened(
     folder: Path, made: surestep.Task, *, from_: str | None = None, **options: Any
 ) -> Session:
-    usual = {"max_steps": 13, "batch_size": 20, "optim": {"lr": 1e-2}}
+    # An epoch has 6 steps, so each run ends one and `half` stops in the second. The ranks together
+    # evaluate 100 samples at once, so the last batch has one as well. By default they are as few as
+    # in a micro-batch.
+    usual: dict[str, Any] = {"max_steps": 10, "batch_size": 20, "optim": {"lr": 1e-2}}
+    if made.val is not None:
+        usual["validation"] = {"batch_size": 100 // int(os.environ.get("WORLD_SIZE", "1"))}
     config = surestep.Config(**{**usual, "logging": {"progress": "quiet"}, **options})
     return surestep.prepare(made, config, run=folder, from_=from_)
 

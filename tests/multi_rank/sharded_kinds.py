@@ -19,7 +19,14 @@ from tests.laws.support import spike_task
 from tests.multi_rank import counting, deepspeed_engine, fsdp
 from tests.multi_rank.cases import data, net, opened, task, trained
 from tests.multi_rank.shard_options import Deep
-from tests.multi_rank.training_kinds import Found, Rows, clock_of, streaming
+from tests.multi_rank.training_kinds import (
+    SPIKE,
+    SPIKE_STEPS,
+    Found,
+    Rows,
+    clock_of,
+    streaming,
+)
 from tests.parts import add_part
 
 Kind = Callable[..., Found]
@@ -66,11 +73,11 @@ def deep() -> surestep.Task:
 def rolled_back(folder: Path, **more: Any) -> Found:
     """Train over a loss spike, with a rollback."""
     options = {
-        **{"max_steps": 90, "batch_size": spike_task.BATCH, "on_spike": "rollback"},
+        **{"max_steps": SPIKE_STEPS, "batch_size": spike_task.BATCH, "on_spike": "rollback"},
         **{"optim": {"lr": spike_task.LR, "weight_decay": spike_task.DECAY}},
         **{"checkpoint": {"every": "20 steps"}, "logging": {"every": "25 steps"}},
     }
-    with opened(folder, spike_task.task_of(), **options, **more) as session:
+    with opened(folder, spike_task.task_of(SPIKE), **options, **more) as session:
         fit(session)
         found = done(session)
     return {**found, "back": session.state.spikes.rollbacks}
@@ -167,7 +174,7 @@ CUT: dict[str, dict[str, Any]] = {
     **{f"zero-{stage}": deepspeed_engine.options(stage)["parallel"] for stage in (2, 3)},
     "zero offload": {**deepspeed_engine.options(3)["parallel"], "offload": "all"},
 }
-# The rollback takes 90 steps and is the same for each sharding.
+# The rollback takes 60 steps and is the same for each sharding.
 LONG = ("rollback", "clock", "early stop")
 NOT_BY_ZERO = ("compiled", "frozen")  # rejected with DeepSpeed
 # One sharding of FSDP and one of ZeRO read the data; they do it in the same way in each sharding.

@@ -122,15 +122,18 @@ def turned(make: Callable[..., surestep.Task], samples: Tensor) -> Callable[[Pat
     return run
 
 
+SPIKE, SPIKE_STEPS = range(44, 49), 60  # seen at the log point of step 50; back to step 40
+
+
 def rolled_back(folder: Path) -> Found:
     """Train over a loss spike, with a rollback."""
     options = {
-        **{"max_steps": 90, "batch_size": spike_task.BATCH, "on_spike": "rollback"},
+        **{"max_steps": SPIKE_STEPS, "batch_size": spike_task.BATCH, "on_spike": "rollback"},
         **{"optim": {"lr": spike_task.LR, "weight_decay": spike_task.DECAY}},
         **{"checkpoint": {"every": "20 steps"}, "logging": {"every": "25 steps"}},
     }
     seen: list[float] = []
-    with opened(folder, spike_task.task_of(), **options) as session:
+    with opened(folder, spike_task.task_of(SPIKE), **options) as session:
         see_log_points(session, lambda point: seen.extend(each or 0.0 for each in point.loss))
         fit(session)
     saved = [event["step"] for event in session.run.events() if event["event"] == "checkpoint"]
@@ -177,9 +180,9 @@ def two_of_each(batch: tuple[Tensor, Tensor]) -> int:
 def branched(folder: Path) -> Found:
     """Fork a run that already has a best checkpoint."""
     options = {"validation": {"every": "2 steps", "metric": "loss", "mode": "max"}}
-    with opened(folder / "parent", task(), max_steps=10, **options) as session:
+    with opened(folder / "parent", task(), max_steps=8, **options) as session:
         fit(session)
-        assert session.state.best.best_step != 10
+        assert session.state.best.best_step != 8
     source = f"{folder / 'parent'}@last"
     with opened(folder / "branch", task(), from_=source, **options) as session:
         begun = session.state.best.best_step
