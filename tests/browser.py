@@ -78,6 +78,11 @@ class Browser:
         """Run JavaScript in the page and return its value."""
         return self._driver.execute_script(script, *arguments)
 
+    def press(self, key: str) -> None:
+        """Press a key by its name in JavaScript, such as "ArrowLeft"."""
+        for kind in ("keyDown", "keyUp"):
+            self._driver.execute_cdp_cmd("Input.dispatchKeyEvent", {"type": kind, "key": key})
+
     def set_dark(self, *, is_dark: bool) -> None:
         """Have the page see a user who prefers dark, or light, colors."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
@@ -91,6 +96,17 @@ class Browser:
         """Have the page see a window of this size, of any width and height."""
         screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
         self._driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+
+    @contextmanager
+    def use_screen(self, width: int, height: int, media: str = "screen") -> Iterator[None]:
+        """Have the page see a screen of this size, or paper (`media="print"`), within a block."""
+        self.emulate(width, height)
+        self._driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media})
+        try:
+            yield
+        finally:
+            self._driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+            self._driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
     def screenshot(self, path: Path) -> None:
         """Write the window as it is shown."""

@@ -33,7 +33,7 @@ def test_optuna_prints_nothing(tmp_path, capfd):
 
 def test_missing_optuna_is_explained(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(ConfigError, match=r"needs Optuna.*Install it: pip install optuna plotly"):
+    with pytest.raises(ConfigError, match=r"needs Optuna.*Install it: pip install optuna"):
         require_optuna()
 
 

@@ -13,11 +13,11 @@ import orjson
 
 _ASSETS = files("surestep.reports") / "assets"
 _SHARED = ("dom.js", "table.js", "page.js")  # of each page, in the order of their use
-CHARTS = ("uplot/uPlot.iife.min.js", "charts.js")
-_STYLES = ("uplot/uPlot.min.css", "page.css")
+_STYLE = "page.css"
+CHARTS = ("uplot/uPlot.min.css", "uplot/uPlot.iife.min.js", "charts.js")
 
 
-def render_page(title: str, data: Mapping[str, Any], scripts: Sequence[str]) -> str:
+def render_page(title: str, data: Mapping[str, Any], assets: Sequence[str]) -> str:
     """Return a page, which its scripts draw from the data.
 
     No file of a run can run code in it: the data are JSON in an element that is not a script, the
@@ -27,10 +27,10 @@ def render_page(title: str, data: Mapping[str, Any], scripts: Sequence[str]) -> 
     Args:
         title: of the page.
         data: what JSON can hold; numbers that are not finite are null.
-        scripts: files in the folder of assets, besides those of each page.
+        assets: scripts and styles in the folder of assets, besides those of each page.
     """
-    code = _read((*_SHARED, *scripts))
-    style = _read(_STYLES)
+    code = _read([*_SHARED, *(name for name in assets if name.endswith(".js"))])
+    style = _read([_STYLE, *(name for name in assets if name.endswith(".css"))])
     policy = (
         f"default-src 'none'; script-src {_hash(code)}; style-src {_hash(style)}; "
         f"img-src data:; {_connect(data)}base-uri 'none'; form-action 'none'"
@@ -46,8 +46,9 @@ def render_page(title: str, data: Mapping[str, Any], scripts: Sequence[str]) -> 
             '<meta name="referrer" content="no-referrer">',
             '<link rel="icon" href="data:,">',
             f"<title>{escape(title)}</title><style>{style}</style></head><body>",
-            "<noscript>This page draws its numbers with JavaScript, which is turned off. "
-            "surestep report RUN --json prints them.</noscript>",
+            "<noscript>This page draws its numbers with JavaScript, which is turned off. surestep "
+            "report RUN --json prints those of a run, and search show STUDY --json those of a "
+            "search.</noscript>",
             f'<script type="application/json" id="data">{text}</script>',
             f"<script>{code}</script></body></html>\n",
         ]

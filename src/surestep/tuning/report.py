@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surestep.base.errors import ConfigError
 from surestep.base.files import replace_file
 from surestep.base.version import VERSION
 from surestep.record.io import dumps, explain_write_errors, write_json
+from surestep.reports.page import render_page
+from surestep.tuning.page import FILES, describe_page
 from surestep.tuning.result import RecordedWinner, read_result
-from surestep.tuning.storage import INSTALL
 from surestep.tuning.table import IMPORTANCE_TRIALS, count_measured, find_best
 
 if TYPE_CHECKING:
@@ -28,13 +27,6 @@ STATES = ("finished", "pruned", "failed", "running", "waiting")
 _SHOWN = ("trials", "sampler", "pruner", "seed", "fixed", "enqueued", "warm_start")
 
 
-def require_plotly() -> None:
-    """Raise an error if the page of a study cannot be drawn, before anything is trained."""
-    if find_spec("plotly") is None:
-        text = "The report of a search needs plotly, which is not installed. Install it: "
-        raise ConfigError(f"{text}{INSTALL}")
-
-
 def write_report(study: SearchStudy, html: Path | None, json: Path | None) -> None:
     """Write the report of a study, whatever state its trials are in.
 
@@ -44,21 +36,11 @@ def write_report(study: SearchStudy, html: Path | None, json: Path | None) -> No
         json: the file with the numbers of the page; None writes none.
 
     Raises:
-        ConfigError: plotly is missing.
         RunError: a file cannot be written.
     """
-    if html is not None:
-        require_plotly()
-    rows = study.rows()
-    report = describe_study(study, rows)
+    report = describe_study(study)
     if html is not None and not (json is not None and html.exists() and _is_same(json, report)):
-        from surestep.tuning.page import render_page
-        from surestep.tuning.plots import draw_plots  # plotly takes half a second
-
-        settings = study.settings
-        best = find_winners(study, rows)
-        plots = draw_plots(rows, settings.objectives, settings.space, best)
-        page = render_page(report, plots)
+        page = render_page(f"Search of {report['recipe']}", describe_page(report), FILES)
         with explain_write_errors(html), replace_file(html) as temporary:
             temporary.write_text(page, encoding="utf-8")
     if json is not None:  # last: if it is as before, so is the page
@@ -73,18 +55,16 @@ def _is_same(path: Path, report: Mapping[str, Any]) -> bool:
         return False
 
 
-def describe_study(study: SearchStudy, rows: Sequence[TrialRow] | None = None) -> dict[str, Any]:
+def describe_study(study: SearchStudy) -> dict[str, Any]:
     """Return the content of report.json; docs/search.md describes it.
 
     Args:
         study: may be running.
-        rows: its trials, if they were read already.
 
     Returns:
         What JSON can hold. A number that is not finite is None.
     """
-    rows = study.rows() if rows is None else rows
-    settings = study.settings
+    rows, settings = study.rows(), study.settings
     recorded = settings.as_json()
     names = [name for name, _ in settings.objectives]
     best = find_best(rows, settings.objectives)
@@ -121,7 +101,7 @@ def _compute_importances(
 ) -> dict[str, dict[str, float]]:
     if sum(count_measured(rows).values()) < IMPORTANCE_TRIALS:
         return {}
-    from surestep.tuning.view import compute_importances  # which takes seconds
+    from surestep.tuning.importances import compute_importances  # which takes seconds
 
     return compute_importances(rows, settings.objectives, settings.space)
 

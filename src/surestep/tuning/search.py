@@ -26,7 +26,6 @@ from surestep.tuning.options import (
     remove_new,
 )
 from surestep.tuning.process import TIMEOUT, StopRequests
-from surestep.tuning.report import require_plotly
 from surestep.tuning.rows import TrialRow
 from surestep.tuning.settings import STUDY_FILE, read_settings
 from surestep.tuning.slots import Slot
@@ -219,7 +218,6 @@ def run_search(call: RecipeCall, options: SearchOptions) -> SearchResult:
     """
     options.check()
     require_optuna()
-    require_plotly()
     folder, is_new = options.study, options.study is None
     recorded = None
     if folder is not None and (folder / STUDY_FILE).exists():

@@ -38,7 +38,6 @@ _WAITS_S = (1, 2, 4, 8)  # before a request to a database is repeated
 _SILENT_S = 2  # a wait that is longer is the third or fourth of a request, and is reported
 _ATTEMPTS = 5  # to create the tables, while other processes create them too
 _EXAMPLES = "sqlite:///study.db or postgresql://user:password@host/database"
-INSTALL = "pip install optuna plotly"
 _DRIVERS = {  # module: its package
     "psycopg": "'psycopg[binary]'",
     "psycopg2": "psycopg2-binary",
@@ -56,7 +55,8 @@ def require_optuna() -> ModuleType:
         optuna = import_module("optuna")
     except ImportError as error:
         raise ConfigError(
-            f"A search needs Optuna, which cannot be imported ({error}). Install it: {INSTALL}"
+            f"A search needs Optuna, which cannot be imported ({error}). Install it: pip install "
+            "optuna"
         ) from error
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # it prints each trial to stderr
     return optuna

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from surestep.base.text import format_count, format_duration
+from surestep.base.text import format_duration
 from surestep.tuning.dimension import format_exact, label_choices
 
 if TYPE_CHECKING:
@@ -60,15 +60,6 @@ def count_measured(rows: Sequence[TrialRow]) -> dict[str, int]:
         row for row in rows if row.state == "finished" and all(map(math.isfinite, row.values or ()))
     ]
     return {"finished": len(finished), "pruned": sum(map(is_pruned_with_value, rows))}
-
-
-def describe_measured(rows: Sequence[TrialRow]) -> str:
-    """Return how many trials have a value, such as "12 finished and 8 pruned trials"."""
-    counts = count_measured(rows)
-    if not counts["pruned"]:
-        return format_count(counts["finished"], "finished trial")
-    pruned = format_count(counts["pruned"], "pruned trial")
-    return f"{counts['finished']} finished and {pruned} (with the last value)"
 
 
 def _dominates(cost: Sequence[float], other: Sequence[float]) -> bool:

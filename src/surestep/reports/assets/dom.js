@@ -47,12 +47,12 @@ function makeCommand(command) {
 }
 
 /** Return a number with few digits. */
-function formatNumber(value) {
+function formatNumber(value, digits = 4) {
   if (value === null || value === undefined) return "not finite";
   if (Number.isInteger(value) && Math.abs(value) < 1e15) return value.toLocaleString("en-US");
   const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(3);
-  return String(Number(value.toPrecision(4)));
+  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(digits - 1).replace(/\.?0+e/, "e");
+  return String(Number(value.toPrecision(digits)));
 }
 
 function formatBytes(value) {

@@ -3,6 +3,9 @@
 /** Return what a cell shows; it is a text, a number, null, or {value, text}, where text may be an element. */
 const textOf = cell => cell === null ? "" : typeof cell === "object" ? cell.text
   : typeof cell === "number" ? formatNumber(cell) : cell;
+// The exact value of a cell that shows fewer digits, or null.
+const hintOf = cell => typeof valueOf(cell) === "number" && textOf(cell) !== String(valueOf(cell))
+  ? String(valueOf(cell)) : null;
 const valueOf = cell => cell !== null && typeof cell === "object" ? cell.value : cell;
 
 /** Compare two cells; empty ones come last in both orders. */
@@ -23,6 +26,7 @@ function makeTable(columns, rows, {mark = () => null, caption = null} = {}) {
   const order = rows.map((_, index) => index);
   const elements = rows.map((row, index) => make("tr", {class: mark(index)}, row.map((cell, at) =>
     make(at ? "td" : "th", {scope: at ? null : "row",
+      title: hintOf(cell),
       class: typeof valueOf(cell) === "number" ? "number-cell" : null}, textOf(cell)))));
   const fill = () => body.replaceChildren(...order.map(index => elements[index]));
   const heads = columns.map((column, at) => {
