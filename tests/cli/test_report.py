@@ -86,6 +86,14 @@ def test_run_that_is_being_written_has_a_page(runs, surestep, folder):
     assert read_names(runs[0] / "report.html") == "a"
 
 
+def test_folder_whose_name_is_not_text_has_a_page(folder, surestep):
+    name = os.fsdecode(b"run\xff")
+    run = write_run(folder / name, USUAL)
+    assert surestep("report", name).code == 0
+    assert read_names(run / "report.html") == name
+    assert surestep("report", name, "--json").code == 0
+
+
 def test_page_replaces_a_link_and_not_its_target(runs, surestep, folder):
     """A run folder of anyone may have a link there."""
     (folder / "mine.txt").write_text("mine")

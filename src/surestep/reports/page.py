@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from typing import Any
-
-import orjson
 
 _ASSETS = files("surestep.reports") / "assets"
 _SHARED = ("dom.js", "table.js", "page.js")  # of each page, in the order of their use
@@ -36,7 +35,8 @@ def render_page(title: str, data: Mapping[str, Any], assets: Sequence[str]) -> s
         f"img-src data:; {_connect(data)}base-uri 'none'; form-action 'none'"
     )
     # "<" in JSON is only in texts. Without it, nothing can end the element or begin a comment.
-    text = orjson.dumps(data).decode().replace("<", "\\u003c")
+    # In ASCII, since a file name need not be text.
+    text = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     return "\n".join(
         [
             "<!doctype html>",
@@ -45,7 +45,7 @@ def render_page(title: str, data: Mapping[str, Any], assets: Sequence[str]) -> s
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<meta name="referrer" content="no-referrer">',
             '<link rel="icon" href="data:,">',
-            f"<title>{escape(title)}</title><style>{style}</style></head><body>",
+            f"<title>{_as_html(title)}</title><style>{style}</style></head><body>",
             "<noscript>This page draws its numbers with JavaScript, which is turned off. surestep "
             "report RUN --json prints those of a run, and search show STUDY --json those of a "
             "search.</noscript>",
@@ -67,3 +67,7 @@ def _hash(text: str) -> str:
 def _connect(data: Mapping[str, Any]) -> str:
     """Return the policy of a live page: it may ask the server that it comes from."""
     return "connect-src 'self'; " if "live" in data else ""
+
+
+def _as_html(text: str) -> str:
+    return escape(text).encode("ascii", "xmlcharrefreplace").decode()
