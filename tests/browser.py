@@ -23,7 +23,23 @@ class Browser:
 
     def open(self, path: Path) -> None:
         """Open a file; return when it has loaded."""
-        self._driver.get(path.resolve().as_uri())
+        self.open_url(path.resolve().as_uri())
+
+    def open_url(self, url: str) -> None:
+        """Open an address; return when it has loaded."""
+        self._driver.get(url)
+
+    def open_tab(self, url: str) -> str:
+        """Open an address in a new tab, which later calls see; return the tab before."""
+        before = str(self._driver.current_window_handle)
+        self._driver.switch_to.new_window("tab")
+        self.open_url(url)
+        return before
+
+    def return_to_tab(self, tab: str) -> None:
+        """Close this tab; later calls see another."""
+        self._driver.close()
+        self._driver.switch_to.window(tab)
 
     def read_requests(self) -> list[str]:
         """Return the URL of every request since the last call, blocked ones too."""
@@ -57,6 +73,22 @@ class Browser:
 
         self.scroll_to(element)
         ActionChains(self._driver).move_to_element(element).click().perform()
+
+    def drag(self, element: Any, start: float, end: float, between: Callable[[], Any]) -> None:
+        """Drag with the mouse within an element, horizontally.
+
+        Args:
+            element: in which the mouse is.
+            start: offset from its center in pixels, where the button goes down.
+            end: offset where it goes up.
+            between: called while it is down.
+        """
+        from selenium.webdriver import ActionChains
+
+        self.hover(element, start)
+        ActionChains(self._driver).click_and_hold().move_by_offset(end - start, 0).perform()
+        between()
+        ActionChains(self._driver).release().perform()
 
     def scroll_to(self, element: Any) -> None:
         """Scroll an element into the middle of the window."""

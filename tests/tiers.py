@@ -175,6 +175,7 @@ SLOW = {
     "tests/trainer/test_predict_hugging_face.py": NEEDS_TRANSFORMERS,
     "tests/trainer/test_signals.py": KILLS,
     "tests/tuning/test_kills.py": KILLS,
+    "tests/reports/live/test_live_page.py": "draws pages in Chromium",
     "tests/reports/test_page.py": "draws pages in Chromium",
     "tests/tuning/test_page.py": "opens pages in Chromium",
     "tests/tuning/test_postgres.py": "starts a PostgreSQL server and processes",

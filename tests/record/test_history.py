@@ -12,7 +12,7 @@ from torch import nn
 import surestep
 from surestep import Run
 from surestep.base.errors import RunError
-from surestep.record.records import read_records
+from surestep.record.records import RecordReader, read_records
 from tests import tiny
 from tests.needs import needs
 
@@ -222,3 +222,13 @@ def test_values_beyond_the_losses_of_a_log_point_move_no_later_value():
         steps(1, [1.0], grad_norm=[0.5, 9.0, 9.0]), steps(2, [2.0], grad_norm=[0.25])
     )
     assert history["grad_norm"].tolist() == [0.5, 0.25]
+
+
+def test_records_can_be_built_while_they_are_read():
+    reader = RecordReader()
+    reader.add({"time": 1.0, **steps(1, [2.0, 1.0])})
+    reader.add({"time": 2.0, **evaluation(2, 0.5)})
+    once, again = reader.build().history, reader.build().history
+    sizes = {name: len(column.rows) for name, column in once.columns.items()}
+    assert sizes["val/loss"] == 1
+    assert {name: len(column.rows) for name, column in again.columns.items()} == sizes

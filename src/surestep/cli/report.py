@@ -9,9 +9,10 @@ from typing import Annotated
 
 import tyro
 
-from surestep.base.errors import RunError
+from surestep.base.errors import ConfigError, RunError
 from surestep.base.paths import is_address
 from surestep.base.text import print_escaped, print_json
+from surestep.cli.live_report import serve_live
 from surestep.cli.open_run import open_run
 from surestep.cli.parse import command
 from surestep.record.checkpoint_ref import is_run
@@ -30,6 +31,8 @@ def run(
     out: str | None = None,
     json: bool = False,
     redact: bool = False,
+    live: bool = False,
+    port: int | None = None,
 ) -> int:
     """Write a page that shows a run: its curves, findings, time and options; or compare runs.
 
@@ -42,9 +45,17 @@ def run(
         out: The file to write or replace.
         json: Print the numbers of the page as JSON, and write no page.
         redact: Leave out host, user, paths and environment.
+        live: Serve the page on this machine until Ctrl-C, and print its address. It shows what the
+            runs record as they do, and new runs in the folders.
+        port: The port of the live page; by default a free one.
     """
     from surestep.reports.write import as_lists, describe, write_page
 
+    if live:
+        _check_live(out=out, json=json)
+        return serve_live(folders or [str(newest_run(_RUNS))], port, redacted=redact)
+    if port is not None:
+        raise ConfigError("--port is the port of a live page. Add --live.")
     names = list_runs(folders)
     with ExitStack() as stack:
         runs = {name: stack.enter_context(open_run(name)) for name in names}
@@ -56,6 +67,12 @@ def run(
         write_page(path, data)
     print_escaped(str(path))
     return 0
+
+
+def _check_live(**options: object) -> None:
+    for name, value in options.items():
+        if value:
+            raise ConfigError(f"--live serves a page and writes nothing. Leave --{name} out.")
 
 
 def list_runs(folders: Sequence[str]) -> list[str]:

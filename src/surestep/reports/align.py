@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from surestep.reports.curves import Curve, Steps, Values, summarize_curve
 
@@ -25,7 +24,7 @@ def align(curves: Mapping[int, Curve], ranges: int) -> dict[str, Any]:
 
     Args:
         curves: by the number of their run; at least one has values.
-        ranges: equal ranges of the steps of long curves.
+        ranges: into which the steps of long curves are split, at most; all have as many steps.
 
     Returns:
         "steps", and for each curve "run", what `summarize_curve` returns, and "values", NaN if it
@@ -40,13 +39,23 @@ def align(curves: Mapping[int, Curve], ranges: int) -> dict[str, Any]:
     if len(steps) <= _MOST_EXACT:
         found = [about[at] | _fill(at, curve, steps) for at, curve in finite.items()]
         return {"steps": steps, "mean_steps": steps[:0], "curves": found}
-    edges = np.linspace(steps[0], steps[-1] + 1, ranges + 1)
-    half = (edges[1] - edges[0]) / 2
-    middles = np.floor(edges[:-1] + half).astype(np.int64)
-    starts = np.floor(edges[:-1]).astype(np.int64)
-    both = np.stack([starts, np.maximum(middles, starts)], axis=1).ravel()
+    width = _choose_width(int(steps[-1] + 1 - steps[0]), ranges)
+    edges: Steps = np.arange(steps[0], steps[-1] + 1 + width, width)
+    middles = edges[:-1] + width // 2
+    both = np.stack([edges[:-1], middles], axis=1).ravel()
     found = [about[at] | _summarize(at, curve, edges) for at, curve in finite.items()]
     return {"steps": both, "mean_steps": middles, "curves": found}
+
+
+def _choose_width(steps: int, ranges: int) -> int:
+    """Return how many steps a range has.
+
+    It is 4, 5, 6 or 7 times a power of two, or less than 8. So it rarely changes while runs grow,
+    and a live page gets the new ranges only.
+    """
+    least = -(-steps // ranges)
+    unit = 1 << max(0, least.bit_length() - 3)
+    return -(-least // unit) * unit
 
 
 def _keep_finite(curve: Curve) -> Curve:
@@ -60,7 +69,7 @@ def _fill(number: int, curve: Curve, steps: Steps) -> dict[str, Any]:
     return {"run": number, "values": values, "means": values[:0]}
 
 
-def _summarize(number: int, curve: Curve, edges: NDArray[np.float64]) -> dict[str, Any]:
+def _summarize(number: int, curve: Curve, edges: Steps) -> dict[str, Any]:
     """Return the extremes and the mean of each range."""
     ranges = len(edges) - 1
     extremes, means = np.full((ranges, 2), np.nan), np.full(ranges, np.nan)

@@ -46,12 +46,22 @@ def describe_run(run: Run, name: str) -> dict[str, Any]:
         RunError: a file of the run is missing, or cannot be read.
     """
     records = load_records(run.path)
+    return describe_numbers(run, name, records) | describe_charts(run, records)
+
+
+def describe_numbers(run: Run, name: str, records: Records) -> dict[str, Any]:
+    """Return the numbers of the page of a run, except those that charts draw.
+
+    Args:
+        run: may be running.
+        name: its folder or its address, for commands.
+        records: of the run.
+
+    Raises:
+        RunError: a file of the run is missing, or cannot be read.
+    """
     config, status = run.config, run.status
-    options = config.get("decided", {})
     found = diagnose(run, name, records)
-    charts = [*list_charts(records, options), *list_layers(records)]
-    marks = list(_list_marks(records))
-    shown, omitted = charts[:MOST], charts[MOST:]
     plan = _read(run, "plan.json", PLAN_ENTRIES, [])
     return {
         "format": REPORT_FORMAT,
@@ -62,18 +72,13 @@ def describe_run(run: Run, name: str) -> dict[str, Any]:
         "reason": str(status.get("reason", "")),
         "step": found["step"],
         "total_steps": found["total_steps"],
-        "facts": _list_facts(config, options),
+        "facts": _list_facts(config, config.get("decided", {})),
         "best": _describe_best(run),
         "time": _describe_time(records, status),
         "curve": found["curve"],
         "findings": found["findings"],
         "incidents": found["incidents"],
         "commands": _list_commands(run, name, found["state"]),
-        "axes": [describe_axis(records)],
-        "charts": _thin(shown, marks, len(records.trained)),
-        "omitted_charts": [chart.title for chart in omitted[:MOST]],
-        "omitted": len(omitted),
-        "marks": _limit(marks),
         "final": [
             {"step": one.step, "which": one.which, "metrics": _numbers(one.metrics)}
             for one in records.history.final
@@ -89,6 +94,24 @@ def describe_run(run: Run, name: str) -> dict[str, Any]:
         "plan": plan,
         "config": {key: config[key] for key in ("config", "task", "data") if config.get(key)},
         "environment": _read(run, "environment.json", ENVIRONMENT, {}),
+    }
+
+
+def describe_charts(run: Run, records: Records) -> dict[str, Any]:
+    """Return the curves, the axes and the marks of the charts of a run.
+
+    Raises:
+        RunError: a file of the run is missing, or cannot be read.
+    """
+    charts = [*list_charts(records, run.config.get("decided", {})), *list_layers(records)]
+    marks = list(list_marks(records))
+    shown, omitted = charts[:MOST], charts[MOST:]
+    return {
+        "axes": [describe_axis(records)],
+        "charts": _thin(shown, marks, len(records.trained)),
+        "omitted_charts": [chart.title for chart in omitted[:MOST]],
+        "omitted": len(omitted),
+        "marks": _limit(marks),
     }
 
 
@@ -212,7 +235,7 @@ def describe_axis(records: Records) -> dict[str, Any]:
     }
 
 
-def _list_marks(records: Records) -> Iterator[dict[str, Any]]:
+def list_marks(records: Records) -> Iterator[dict[str, Any]]:
     """Yield what happened at a step: checkpoints, resumes, incidents, skipped steps, and so on."""
     for event in records.events:
         if event["event"] in _MARKS and type(event.get("step")) is int:

@@ -24,11 +24,11 @@ from surestep.reports.curves import Chart, Curve
 from surestep.reports.describe_run import REPORT_FORMAT, describe_axis
 
 _SEED = "seed"
-_MOST_RUNS = 500
+MOST_RUNS = 500
 
 
 @dataclass(frozen=True)
-class _Read:
+class RunRead:
     """What is known of one of the runs."""
 
     name: str
@@ -54,19 +54,29 @@ def describe_runs(runs: Mapping[str, Run]) -> dict[str, Any]:
     Raises:
         RunError: none of the runs can be read, or there are too many.
     """
-    if len(runs) > _MOST_RUNS:
+    if len(runs) > MOST_RUNS:
         raise RunError(
-            f"{len(runs)} runs are too many for a page, which can have {_MOST_RUNS}. Name the runs "
+            f"{len(runs)} runs are too many for a page, which can have {MOST_RUNS}. Name the runs "
             "to compare."
         )
     reads, problems = [], {}
     for name, run in runs.items():
         try:
-            reads.append(_read(name, run))
+            reads.append(read_run(name, run))
         except SurestepError as error:
             problems[name] = str(error)
     if not reads:
         raise RunError(f"None of {len(runs)} runs can be read. {next(iter(problems.values()))}")
+    return compare_runs(reads, problems)
+
+
+def compare_runs(reads: Sequence[RunRead], problems: Mapping[str, str]) -> dict[str, Any]:
+    """Return the numbers of the page that compares runs.
+
+    Args:
+        reads: the runs that could be read.
+        problems: why the others could not, by name.
+    """
     options = [_list_options(read.config) for read in reads]
     names = sorted({name for known in options for name in known})
     different = [name for name in names if len({_key(known.get(name)) for known in options}) > 1]
@@ -101,15 +111,26 @@ def describe_runs(runs: Mapping[str, Run]) -> dict[str, Any]:
     }
 
 
-def _read(name: str, run: Run) -> _Read:
-    records, config, status = load_records(run.path), run.config, run.status
+def read_run(name: str, run: Run, records: Records | None = None) -> RunRead:
+    """Return what is known of a run.
+
+    Args:
+        name: its folder or its address.
+        run: may be running.
+        records: of the run, if they were read already.
+
+    Raises:
+        RunError: a file of the run is missing, or cannot be read.
+    """
+    config, status = run.config, run.status
+    records = load_records(run.path) if records is None else records
     try:
         best = run.find_checkpoint("best")
     except CheckpointError:
         best = None
     state = str(status["status"]) if is_address(name) else state_of(run.path, status)
     charts = list_charts(records, config.get("decided", {}))
-    return _Read(name, state, config, records, charts, best, run.monitor)
+    return RunRead(name, state, config, records, charts, best, run.monitor)
 
 
 def _list_options(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,7 +176,7 @@ def _group(options: Sequence[Mapping[str, Any]], different: Sequence[str]) -> _G
     return _Groups(labels, [order.index(key) for key in keys])
 
 
-def _measure(read: _Read) -> dict[str, float | None]:
+def _measure(read: RunRead) -> dict[str, float | None]:
     """Return the metrics at the best checkpoint, or else in the last evaluation."""
     history, best = read.records.history, read.best
     found: dict[str, float | None] = {}
@@ -175,7 +196,7 @@ def _measure(read: _Read) -> dict[str, float | None]:
 
 
 def _list_winners(
-    reads: Sequence[_Read],
+    reads: Sequence[RunRead],
     groups: Sequence[int],
     metrics: Sequence[Mapping[str, float | None]],
 ) -> Iterator[dict[str, Any]]:
@@ -210,7 +231,7 @@ def _list_winners(
         }
 
 
-def _list_charts(reads: Sequence[_Read]) -> list[dict[str, Any]]:
+def _list_charts(reads: Sequence[RunRead]) -> list[dict[str, Any]]:
     """Return a chart of each column, with a curve of each run that has it."""
     by_column: dict[str, dict[int, Curve]] = {}
     about: dict[str, dict[str, Any]] = {}

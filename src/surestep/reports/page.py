@@ -28,15 +28,10 @@ def render_page(title: str, data: Mapping[str, Any], assets: Sequence[str]) -> s
         data: what JSON can hold; numbers that are not finite are null.
         assets: scripts and styles in the folder of assets, besides those of each page.
     """
-    code = _read([*_SHARED, *(name for name in assets if name.endswith(".js"))])
-    style = _read([_STYLE, *(name for name in assets if name.endswith(".css"))])
-    policy = (
-        f"default-src 'none'; script-src {_hash(code)}; style-src {_hash(style)}; "
-        f"img-src data:; {_connect(data)}base-uri 'none'; form-action 'none'"
-    )
+    code, style = _read_assets(assets)
+    policy = build_policy(assets, is_live="live" in data)
     # "<" in JSON is only in texts. Without it, nothing can end the element or begin a comment.
-    # In ASCII, since a file name need not be text.
-    text = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    text = encode_json(data).replace("<", "\\u003c")
     return "\n".join(
         [
             "<!doctype html>",
@@ -55,6 +50,30 @@ def render_page(title: str, data: Mapping[str, Any], assets: Sequence[str]) -> s
     )
 
 
+def encode_json(data: Mapping[str, Any]) -> str:
+    """Return the data as JSON, in ASCII, since a file name need not be text."""
+    return json.dumps(data, allow_nan=False, separators=(",", ":"))
+
+
+def build_policy(assets: Sequence[str], *, is_live: bool) -> str:
+    """Return what the browser may do for a page with these scripts and styles.
+
+    A live page may ask the server that it comes from; another requests nothing.
+    """
+    code, style = _read_assets(assets)
+    connect = "connect-src 'self'; " if is_live else ""
+    return (
+        f"default-src 'none'; script-src {_hash(code)}; style-src {_hash(style)}; "
+        f"img-src data:; {connect}base-uri 'none'; form-action 'none'"
+    )
+
+
+def _read_assets(names: Sequence[str]) -> tuple[str, str]:
+    """Return the script and the style of a page."""
+    scripts = [*_SHARED, *(name for name in names if name.endswith(".js"))]
+    return _read(scripts), _read([_STYLE, *(name for name in names if name.endswith(".css"))])
+
+
 def _read(names: Sequence[str]) -> str:
     return "\n".join(_ASSETS.joinpath(name).read_text(encoding="utf-8") for name in names)
 
@@ -62,11 +81,6 @@ def _read(names: Sequence[str]) -> str:
 def _hash(text: str) -> str:
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     return f"'sha256-{digest}'"
-
-
-def _connect(data: Mapping[str, Any]) -> str:
-    """Return the policy of a live page: it may ask the server that it comes from."""
-    return "connect-src 'self'; " if "live" in data else ""
 
 
 def _as_html(text: str) -> str:

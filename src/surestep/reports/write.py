@@ -19,7 +19,8 @@ from surestep.reports.page import CHARTS, render_page
 from surestep.reports.redact import redact
 
 PAGE = "report.html"
-_SCRIPTS = ("predictions.js", "run.js", "runs.js", "start.js")
+ASSETS = (*CHARTS, "predictions.js", "run.js", "runs.js", "start.js")  # the last runs the others
+LIVE_ASSETS = (*ASSETS[:-1], "live.js", ASSETS[-1])
 
 
 def report(
@@ -88,7 +89,7 @@ def write_page(path: Path, data: Mapping[str, Any]) -> None:
     Raises:
         RunError: it cannot be written.
     """
-    page = render_page(f"{data['run']} - surestep", encode_arrays(data), (*CHARTS, *_SCRIPTS))
+    page = render_page(f"{data['run']} - surestep", encode_arrays(data), ASSETS)
     with (
         explain_write_errors(path, "file", " with --out (out= in Python)"),
         replace_file(path) as temporary,

@@ -36,12 +36,26 @@ function smooth(values, weight) {
   });
 }
 
+/** Return two arrays of numbers in one. */
+function join(one, other) {
+  const joined = new Float64Array(one.length + other.length);
+  joined.set(one);
+  joined.set(other, one.length);
+  return joined;
+}
+
 /** What all charts of a page share. */
 class View {
-  /** axes: of each run, what its steps are in other units. marks: of a single run. */
-  constructor(axes, marks) {
+  /**
+   * data: of the page: "axes", of each run what its steps are in other units; and the "marks" of a
+   * single run. kind: the class of the charts.
+   */
+  constructor({axes, marks = [], live = null}, kind) {
     this.axes = axes;
     this.marks = marks;
+    this.kind = kind;
+    this.isLive = live !== null;
+    this.grid = make("div", {class: "charts"});
     this.unit = "step";
     this.isLog = false;
     this.weight = 0.8;
@@ -51,6 +65,48 @@ class View {
     this.observer = new IntersectionObserver(entries => {
       for (const {target, isIntersecting} of entries) target.chart.see(isIntersecting);
     }, {rootMargin: "100px"});
+  }
+
+  /** Show more charts. */
+  add(charts) {
+    for (const chart of charts) this.grid.append(new this.kind(this, chart).figure);
+  }
+
+  /** Take data that are whole: each chart that is shown already stays where it is. */
+  renew({axes = this.axes, marks = this.marks, charts}) {
+    Object.assign(this, {axes, marks});
+    if (charts) {
+      const byTitle = new Map(charts.map(chart => [chart.title, chart]));
+      for (const chart of [...this.charts]) {
+        if (byTitle.has(chart.title)) chart.renew(byTitle.get(chart.title));
+        else chart.remove();
+        byTitle.delete(chart.title);
+      }
+      this.add(byTitle.values());
+    }
+    this.showControls?.();
+    this.redraw();
+  }
+
+  /** Take what charts grow by. */
+  grow(increments) {
+    const grown = new Set(), byTitle = new Map(this.charts.map(chart => [chart.title, chart]));
+    for (const {charts, axes, marks = []} of increments) {
+      this.marks.push(...marks);
+      for (const [run, ends] of Object.entries(axes))
+        for (const [name, values] of Object.entries(ends)) this.axes[run][name].push(...values);
+      for (const increment of charts) {
+        const chart = byTitle.get(increment.title);
+        if (chart) grown.add(chart.grow(increment));
+        else this.add([increment]);
+        if (!chart) byTitle.set(increment.title, this.charts.at(-1));
+      }
+    }
+    this.showControls?.();
+    for (const chart of this.charts) {
+      if (grown.has(chart)) chart.change();
+      else chart.fit();
+    }
   }
 
   /** Return steps in the unit of the axis, between what is known of some of them. */
@@ -92,25 +148,45 @@ class View {
 /** Return the settings of all charts. */
 function makeControls(view, ...more) {
   const select = make("select", {id: "unit", change: () => view.set("unit", select.value)},
-    Object.entries(AXES).filter(([unit]) => unit === "step" || view.axes.some(axis => axis.steps.length)).map(
+    Object.entries(AXES).filter(([unit]) => unit === "step" || view.isLive || view.axes.some(axis => axis.steps.length)).map(
       ([unit, label]) => make("option", {value: unit}, label)));
   const log = make("input", {type: "checkbox", change: () => view.set("isLog", log.checked)});
   const weight = make("input", {type: "range", min: 0, max: 0.99, step: 0.01, value: view.weight,
     input: () => view.set("weight", Number(weight.value))});
-  const kinds = [...new Set(view.marks.map(mark => mark.kind))];
-  const boxes = kinds.map(kind => {
+  const kinds = make("span", {class: "kinds"}), shown = new Set();
+  const addKind = kind => {
     const box = make("input", {type: "checkbox", change: () => {
       view.hidden[box.checked ? "delete" : "add"](kind);
       view.set("hidden", view.hidden);
     }});
     box.checked = true;
-    return make("label", {class: `mark ${kind}`}, box, MARKS[kind]?.[1] ?? kind);
-  });
-  return make("div", {class: "controls card"},
+    kinds.append(make("label", {class: `mark ${kind}`}, box, MARKS[kind]?.[1] ?? kind));
+    shown.add(kind);
+  };
+  const controls = make("div", {class: "controls card"},
     make("label", {}, "axis ", select), make("label", {}, log, "logarithmic"),
-    make("label", {}, "smoothing ", weight), boxes, more,
+    make("label", {}, "smoothing ", weight), kinds, more,
     make("button", {type: "button", click: () => view.zoom(null)}, "Show all"),
     make("span", {class: "soft small"}, "Drag to zoom; double-click to show all."));
+  view.showControls = () => {
+    controls.hidden = !view.charts.length;
+    for (const {kind} of view.marks) if (!shown.has(kind)) addKind(kind);
+  };
+  view.showControls();
+  return controls;
+}
+
+/** Return charts below their settings; a text if there are none. */
+function makeCharts(view, charts, text, ...more) {
+  view.add(charts);
+  const controls = makeControls(view, ...more), show = view.showControls;
+  const empty = text ? makeSection("Curves", make("p", {}, text)) : document.createTextNode("");
+  view.showControls = () => {
+    show();
+    empty.hidden = view.charts.length > 0;
+  };
+  view.showControls();
+  return [empty, controls, view.grid];
 }
 
 // The color, the name, and the shape of each kind of mark: a triangle, a square or a line.
@@ -127,23 +203,66 @@ class Chart {
   constructor(view, {title, unit, is_noisy, limits = {}, about = "", curves}) {
     Object.assign(this, {view, title, unit, is_noisy, limits, about});
     this.curves = curves.map((curve, number) => ({number, isShown: true, ...curve}));
-    this.plot = null;
+    [this.plot, this.drawnAs] = [null, null];
     this.holder = make("div", {class: "plot"});
     this.legend = make("div", {class: "legend"});
-    this.figure = make("figure", {class: "card chart", tabindex: 0, keydown: event => this.move(event),
-      "aria-label": `${title}: ${curves.map(describeCurve).join("; ")}`},
+    this.figure = make("figure", {class: "card chart", tabindex: 0, keydown: event => this.move(event)},
       make("figcaption", {}, make("h3", {}, title), about ? make("p", {class: "soft small"}, about) : null),
       this.legend, this.holder, makeDetails("Table", () => this.makeTable()));
     this.figure.chart = this;
     this.isSeen = false;
-    this.values = this.curves.map(curve => this.makeEntry(curve));
-    this.legend.append(...this.values.map(value => value.parentNode));
     this.notes = make("div", {class: "soft small note"});
-    this.legend.append(this.notes);
+    this.fillLegend();
+    this.describe();
     view.charts.push(this);
     view.observer.observe(this.figure);
-    redrawn.add(() => this.change(document.documentElement.classList.contains("printed")));
+    this.follow = () => this.change(document.documentElement.classList.contains("printed"));
+    redrawn.add(this.follow);
     new ResizeObserver(() => this.resize()).observe(this.holder);
+  }
+
+  /** Describe the curves for those who hear the page. */
+  describe() {
+    this.figure.setAttribute("aria-label", `${this.title}: ${this.curves.map(describeCurve).join("; ")}`);
+  }
+
+  fillLegend() {
+    this.values = this.curves.map(curve => this.makeEntry(curve));
+    this.legend.replaceChildren(...this.values.map(value => value.parentNode), this.notes);
+  }
+
+  remove() {
+    this.view.charts.splice(this.view.charts.indexOf(this), 1);
+    this.view.observer.unobserve(this.figure);
+    redrawn.delete(this.follow);
+    this.figure.remove();
+  }
+
+  /** Take other curves; those that are hidden stay so. */
+  renew({curves, limits = {}}) {
+    const hidden = new Set(this.curves.filter(curve => !curve.isShown).map(curve => curve.name));
+    this.limits = limits;
+    this.curves = curves.map((curve, number) => ({number, isShown: !hidden.has(curve.name), ...curve}));
+    this.fillLegend();
+    this.forgetTable();
+  }
+
+  /** Take more points and curves; return the chart. */
+  grow({curves}) {
+    const byName = new Map(this.curves.map(curve => [curve.name, curve]));
+    const others = curves.filter(increment => !byName.has(increment.name));
+    for (const increment of curves)
+      if (byName.has(increment.name)) extend(this.decode(byName.get(increment.name)), this.decode(increment));
+    this.curves.push(...others.map((curve, at) => ({number: byName.size + at, isShown: true, ...curve})));
+    if (others.length) this.fillLegend();
+    this.forgetTable();
+    return this;
+  }
+
+  /** Have the table made again when it is opened again. */
+  forgetTable() {
+    const details = this.figure.querySelector("details");
+    if (!details.open) details.replaceChildren(details.firstChild);
   }
 
   /** Return where the value of a curve is shown, within its entry of the legend. */
@@ -154,7 +273,7 @@ class Chart {
       entry.setAttribute("aria-pressed", curve.isShown);
       this.change();
     };
-    const entry = make("button", {type: "button", class: "entry", "aria-pressed": true, click: toggle,
+    const entry = make("button", {type: "button", class: "entry", "aria-pressed": curve.isShown, click: toggle,
       title: describeCurve(curve)}, make("i", {class: `swatch series-${curve.number % COLORS}`}),
       curve.name, " ", value);
     return value;
@@ -203,7 +322,6 @@ class Chart {
   }
 
   redraw() {
-    this.plot?.destroy();
     this.isCurrent = true;
     const {view} = this, isDrawn = value => Number.isFinite(value) && (!view.isLog || value > 0);
     // A table for each array of steps; those of different runs are at different positions.
@@ -220,8 +338,16 @@ class Chart {
     this.lines = all.flatMap(table => table.lines);
     const columns = all.map(table => table.columns);
     const data = columns.length > 1 ? uPlot.join(columns) : columns[0] ?? [[], []];
+    const options = this.makeOptions(), drawnAs = JSON.stringify([options, view.isLog, view.unit]);
     this.note();
-    this.plot = new uPlot(this.makeOptions(), data, this.holder);
+    if (drawnAs === this.drawnAs) {
+      this.plot.setData(data, false);
+      this.showValues(this.plot.cursor.idx);
+    } else {
+      this.plot?.destroy();
+      this.plot = new uPlot(options, data, this.holder);
+      this.drawnAs = drawnAs;
+    }
     this.fit();
   }
 
@@ -233,6 +359,7 @@ class Chart {
     const hidden = this.view.isLog ? this.curves.filter(curve => curve.lowest?.value <= 0) : [];
     texts.push(...hidden.map(curve => `${curve.name}: values up to 0 are not on a logarithmic axis`));
     this.notes.textContent = texts.join(". ");
+    this.describe();
     this.showValues(null);
   }
 
@@ -410,6 +537,22 @@ function drawMark(context, kind, x, bottom, size) {
     context.rect(x - size / 8, bottom - 1.5 * size, size / 4, 1.5 * size);
   }
   context.fill();
+}
+
+/** Add to a curve what it grows by. */
+function extend(curve, increment) {
+  if (curve.mean.length) {  // a increment with few values has no means
+    const [at, values] = increment.mean.length ? [increment.meanAt, increment.mean] : [increment.at, increment.y];
+    [curve.meanAt, curve.mean] = [join(curve.meanAt, at), join(curve.mean, values)];
+  }
+  [curve.at, curve.y] = [join(curve.at, increment.at), join(curve.y, increment.y)];
+  const pick = (one, other, sign) => one && other ? sign * (other.value - one.value) > 0 ? other : one : one ?? other;
+  curve.lowest = pick(curve.lowest, increment.lowest, -1);
+  curve.highest = pick(curve.highest, increment.highest, 1);
+  curve.last = increment.last ?? curve.last;
+  curve.count += increment.count;
+  curve.not_finite.count += increment.not_finite.count;
+  curve.not_finite.steps.push(...increment.not_finite.steps.slice(0, MOST_DRAWN_MARKS - curve.not_finite.steps.length));
 }
 
 /** Return a sentence about a curve. */

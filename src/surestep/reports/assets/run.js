@@ -1,46 +1,54 @@
 // The page of a run.
 
+/** Show a run; return how the page takes what is new. */
 function showRun(data) {
-  const of = data.total_steps ? ` of ${formatNumber(data.total_steps)}` : "";
-  const reason = data.reason ? `: ${data.reason}` : "";
-  const at = data.step === null ? "no steps yet" : `step ${formatNumber(data.step)}${of}`;
-  const view = new View(data.axes, data.marks);
-  const charts = data.charts.map(chart => new Chart(view, chart));
-  const hidden = data.omitted ? `${formatNumber(data.omitted)} more charts are not on this page, ` +
-    `such as ${data.omitted_charts.slice(0, 3).join(", ")}. surestep plot RUN --of NAME draws one.` : null;
-  showPage(data.run, `${data.state}${reason} · ${at}`,
-    makeNumbers(data, at),
+  const view = new View(data, Chart), parts = new Parts(data), add = parts.add.bind(parts);
+  const progress = ["state", "reason", "step", "total_steps"];
+  showPage(data.run, add(progress, describeProgress),
+    add([...progress, "best", "time", "final", "findings", "incidents"], makeNumbers),
     make("div", {class: "columns"},
-      makeSection("What was trained", makePairs(data.facts)),
-      makeSection("Where the time went", makeTimes(data.time))),
-    makeSection("Curve", data.curve.map(makeState)),
-    makeSection("Findings", data.findings.map(makeFinding)),
-    makeSection("Steps that were not finite", data.incidents.map(incident =>
-      make("div", {class: "finding error"}, make("p", {}, incident.text), makeCommand(incident.command)))),
-    makeSection("Next", data.commands.map(({what, command}) =>
-      make("div", {}, make("p", {class: "soft small"}, what), makeCommand(command)))),
-    charts.length ? makeControls(view) : makeSection("Curves", make("p", {}, "No step has been recorded yet.")),
-    make("div", {class: "charts"}, charts.map(chart => chart.figure)),
-    hidden ? make("p", {class: "soft small"}, hidden) : null,
-    makePredictions(data.predictions),
-    makeSection("Options", data.plan.length ? makeFilteredTable(["option", "value", "reason"],
-      data.plan.map(({option, value, reason}) => [option, JSON.stringify(value), reason ?? ""]),
-      "options with their reasons") : null),
-    makeSection("Changed when the run resumed", data.changes.length ? makeTable(
-      ["name", "before", "now", "effect", "reason"], data.changes.map(({name, before, now, effect, reason}) =>
-        [name, JSON.stringify(before), JSON.stringify(now), effect ?? "", reason ?? ""])) : null),
-    makeSection("Environment", Object.keys(data.environment).length
-      ? makePairs(flatten(data.environment)) : null),
-    make("p", {class: "soft small"}, `Written by surestep ${data.version}. This page requests nothing.`));
+      add(["facts"], ({facts}) => makeSection("What was trained", makePairs(facts))),
+      add(["time"], ({time}) => makeSection("Where the time went", makeTimes(time)))),
+    add(["curve"], ({curve}) => makeSection("Curve", curve.map(makeState))),
+    add(["findings"], ({findings}) => makeSection("Findings", findings.map(makeFinding))),
+    add(["incidents"], ({incidents}) => makeSection("Steps that were not finite", incidents.map(incident =>
+      make("div", {class: "finding error"}, make("p", {}, incident.text), makeCommand(incident.command))))),
+    add(["commands"], ({commands}) => makeSection("Next", commands.map(({what, command}) =>
+      make("div", {}, make("p", {class: "soft small"}, what), makeCommand(command))))),
+    makeCharts(view, data.charts, "No step has been recorded yet."),
+    add(["omitted", "omitted_charts"], describeOmitted),
+    add(["predictions"], ({predictions}) => makePredictions(predictions)),
+    add(["plan"], ({plan}) => makeSection("Options", plan.length ? makeFilteredTable(["option", "value", "reason"],
+      plan.map(({option, value, reason}) => [option, JSON.stringify(value), reason ?? ""]),
+      "options with their reasons") : null)),
+    add(["changes"], ({changes}) => makeSection("Changed when the run resumed", changes.length ? makeTable(
+      ["name", "before", "now", "effect", "reason"], changes.map(({name, before, now, effect, reason}) =>
+        [name, JSON.stringify(before), JSON.stringify(now), effect ?? "", reason ?? ""])) : null)),
+    add(["environment"], ({environment}) => makeSection("Environment", Object.keys(environment).length
+      ? makePairs(flatten(environment)) : null)),
+    makeFooter(data));
+  return {parts, view};
 }
 
-function makeNumbers(data, at) {
+const describeStep = ({step, total_steps: total}) => step === null ? "no steps yet"
+  : `step ${formatNumber(step)}${total ? ` of ${formatNumber(total)}` : ""}`;
+
+function describeProgress(data) {
+  return make("span", {}, `${data.state}${data.reason ? `: ${data.reason}` : ""} · ${describeStep(data)}`);
+}
+
+function describeOmitted({omitted, omitted_charts: titles}) {
+  return omitted ? make("p", {class: "soft small"}, `${formatNumber(omitted)} more charts are not on this page, ` +
+    `such as ${titles.slice(0, 3).join(", ")}. surestep plot RUN --of NAME draws one.`) : null;
+}
+
+function makeNumbers(data) {
   const {best} = data, known = data.time.filter(part => part.seconds !== null);
   const seconds = known.reduce((sum, part) => sum + part.seconds, 0);
   return make("div", {class: "numbers"},
     best ? makeNumber(formatNumber(best.value),
       `${best.mode === "max" ? "highest" : "lowest"} ${best.metric}, step ${formatNumber(best.step)}`, "main") : null,
-    makeNumber(data.state, at, `state-${data.state}`),
+    makeNumber(data.state, describeStep(data), `state-${data.state}`),
     makeNumber(formatDuration(seconds), "wall time"),
     data.final.flatMap(one => Object.entries(one.metrics).slice(0, 4).map(([name, value]) =>
       makeNumber(formatNumber(value), `${name} (${one.which}, step ${formatNumber(one.step)})`))),

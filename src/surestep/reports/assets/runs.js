@@ -3,14 +3,19 @@
 /** What the charts of several runs share, besides what those of one share. */
 class RunsView extends View {
   constructor(data) {
-    super(data.axes, []);
-    this.runs = data.runs;
-    this.hasSeeds = data.groups.some((_, group) => this.countShown(group, data.runs) > 1);
-    this.isBand = this.hasSeeds;
+    super(data, RunsChart);
+    this.take(data);
   }
 
-  countShown(group, runs = this.runs) {
-    return runs.filter(run => run.group === group && !run.isHidden).length;
+  /** Take the runs; those that are hidden stay so. */
+  take({runs}) {
+    const hidden = new Set((this.runs ?? []).filter(run => run.isHidden).map(run => run.name));
+    const hadSeeds = this.hasSeeds ?? false;
+    this.runs = runs;
+    for (const run of runs) run.isHidden = hidden.has(run.name);
+    this.hasSeeds = new Set(runs.map(run => run.group)).size < runs.length;
+    this.isBand = hadSeeds ? this.isBand : this.hasSeeds;
+    this.showControls?.();
   }
 
   /** Show or hide a run in all charts. */
@@ -23,11 +28,33 @@ class RunsView extends View {
 /** A chart of a column, with a curve of each run, or a band of each group of seeds. */
 class RunsChart extends Chart {
   constructor(view, chart) {
-    super(view, {...chart, curves: chart.curves.map(curve => ({...curve,
-      name: view.runs[curve.run].name,
-      number: view.hasSeeds ? view.runs[curve.run].group : curve.run}))});
+    super(view, {...chart, curves: nameCurves(view, chart)});
     this.encoded = chart;
+  }
+
+  fillLegend() {
     this.legend.replaceChildren(this.notes);  // the table of runs has their colors
+  }
+
+  renew(chart) {
+    Object.assign(this, {encoded: chart, at: null, meanAt: null});
+    super.renew({...chart, curves: nameCurves(this.view, chart)});
+  }
+
+  /** Take new steps, and of each curve that has changed what follows its first change. */
+  grow({steps, mean_steps, curves}) {
+    for (const curve of this.curves) this.decode(curve);
+    this.at = join(this.at, decodeSteps(steps));
+    this.meanAt = join(this.meanAt, decodeSteps(mean_steps));
+    const byRun = new Map(curves.map(increment => [increment.run, increment]));
+    for (const curve of this.curves) {
+      const {values, means, values_from = 0, means_from = 0, ...known} = byRun.get(curve.run) ?? {};
+      Object.assign(curve, known, {at: this.at, meanAt: this.meanAt,
+        y: replaceEnd(curve.y, this.at.length, values, values_from),
+        mean: replaceEnd(curve.mean, this.meanAt.length, means, means_from)});
+    }
+    this.forgetTable();
+    return this;
   }
 
   decode(curve) {
@@ -89,23 +116,46 @@ class RunsChart extends Chart {
   }
 }
 
+/** Return curves with the names and the colors of their runs. */
+function nameCurves({runs, hasSeeds}, {curves}) {
+  return curves.map(curve => ({...curve, name: runs[curve.run].name,
+    number: hasSeeds ? runs[curve.run].group : curve.run}));
+}
+
+/** Return so many values, which are those of a curve but for an encoded end; NaN where it has none. */
+function replaceEnd(values, count, end, from) {
+  const replaced = new Float64Array(count).fill(NaN);
+  replaced.set(values);
+  if (end) replaced.set(decode(end), from);
+  return replaced;
+}
+
+/** Show runs; return how the page takes what is new. */
 function showRuns(data) {
-  const view = new RunsView(data), metrics = [...new Set(data.runs.flatMap(run => Object.keys(run.metrics)))];
-  const charts = data.charts.map(chart => new RunsChart(view, chart));
+  const view = new RunsView(data), parts = new Parts(data), add = parts.add.bind(parts);
   const band = make("input", {type: "checkbox", change: () => view.set("isBand", band.checked)});
   band.checked = view.isBand;
-  const toggle = view.hasSeeds ? make("label", {}, band, "seeds as a band (mean and range)") : null;
-  const kinds = data.groups.length === data.runs.length ? "" : ` in ${data.groups.length} groups`;
-  showPage("Comparison of runs", `${data.runs.length} runs${kinds}`,
-    makeSection("Best by metric", data.winners.length ? makeWinners(data) : make("p", {class: "soft"},
-      "There is nothing to compare: the runs have one set of options, or no metric in common.")),
-    makeSection("Runs", makeRunsTable(data, view, metrics)),
-    makeSection("Options that differ", makeOptions(data)),
-    makeSection("Not shown", Object.entries(data.problems).map(([name, text]) =>
-      make("p", {}, make("b", {}, name), `: ${text}`))),
-    charts.length ? makeControls(view, toggle) : null,
-    make("div", {class: "charts"}, charts.map(chart => chart.figure)),
-    make("p", {class: "soft small"}, `Written by surestep ${data.version}. This page requests nothing.`));
+  const toggle = make("label", {}, band, "seeds as a band (mean and range)");
+  showPage("Comparison of runs", add(["runs", "groups", "about"], ({runs, groups, about}) => make("span", {},
+    [`${runs.length} ${runs.length === 1 ? "run" : "runs"}`,
+      groups.length < runs.length ? ` in ${groups.length} groups` : "", about ? ` · ${about}` : ""].join(""))),
+    add(["winners", "groups"], known => makeSection("Best by metric", known.winners.length ? makeWinners(known)
+      : make("p", {class: "soft"},
+        "There is nothing to compare: the runs have one set of options, or no metric in common."))),
+    add(["runs", "options"], known => makeSection("Runs", makeRunsTable(known, view))),
+    add(["runs", "options"], known => makeSection("Options that differ", makeOptions(known))),
+    add(["problems"], ({problems}) => makeSection("Not shown", Object.entries(problems).map(([name, text]) =>
+      make("p", {}, make("b", {}, name), `: ${text}`)))),
+    makeCharts(view, data.charts, null, toggle),
+    makeFooter(data));
+  const show = view.showControls;
+  view.showControls = () => {
+    show();
+    toggle.hidden = !view.hasSeeds;
+    band.checked = view.isBand;
+  };
+  view.showControls();
+  return {parts, view};
 }
 
 /** Return the best group by each metric, and whether its lead is larger than the spread of seeds. */
@@ -123,11 +173,12 @@ function makeWinners(data) {
     {caption: "Means of the runs of a group, at their best checkpoints. The spread is the larger standard deviation of both groups."});
 }
 
-function makeRunsTable(data, view, metrics) {
+function makeRunsTable(data, view) {
+  const metrics = [...new Set(data.runs.flatMap(run => Object.keys(run.metrics)))];
   const rows = data.runs.map((run, number) => {
     const box = make("input", {type: "checkbox", "aria-label": `show ${run.name}`,
       change: () => view.show(run, box.checked)});
-    box.checked = true;
+    box.checked = !run.isHidden;
     const color = (view.hasSeeds ? run.group : number) % COLORS;
     return [{value: run.name, text: make("label", {class: "run"}, box, make("i", {class: `swatch series-${color}`}), run.name)},
       run.state, run.step, {value: run.seconds, text: formatDuration(run.seconds)},

@@ -2,4 +2,5 @@
 
 const pages = {run: showRun, runs: showRuns};
 const content = readData();
-pages[content.kind](content);
+const page = pages[content.kind](content);
+if (content.live) follow(page, content.live);

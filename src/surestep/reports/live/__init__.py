@@ -1,0 +1,1 @@
+"""Pages that change while runs run: what they show, and the server that they ask."""
