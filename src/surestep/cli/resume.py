@@ -48,8 +48,7 @@ class Options:
         nproc: Number of processes to start on this machine.
         json: Print the results as JSON.
         quiet: Show no progress; the short form is -q.
-        notify: Shell command to run when the run has ended or failed, with its facts in the
-            environment; none: do not run that of the user's settings.
+        notify: Shell command to run at the end; none: do not run that of your settings.
     """
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]

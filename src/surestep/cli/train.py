@@ -59,8 +59,7 @@ class Options(CommandOptions):
         report: Write a page of the run at its end: RUN/report.html.
         json: Print the results as JSON.
         quiet: Show no progress; the short form is -q.
-        notify: Shell command to run when the run has ended or failed, with its facts in the
-            environment; none: do not run that of the user's settings.
+        notify: Shell command to run at the end; none: do not run that of your settings.
     """
 
     run: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
