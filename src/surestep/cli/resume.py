@@ -48,7 +48,7 @@ class Options:
         nproc: Number of processes to start on this machine.
         json: Print the results as JSON.
         quiet: Show no progress; the short form is -q.
-        notify: Shell command to run at the end; none: do not run that of your settings.
+        notify: Shell command to run at the end; none: ignore that of your settings.
     """
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]

@@ -82,7 +82,7 @@ class Options(CommandOptions):
         confirm: Train the N best trials again with other seeds, and choose the best mean.
         confirm_seeds: Number of other seeds for each trial of --confirm.
         json: Print the results as JSON.
-        notify: Shell command to run at the end; none: do not run that of your settings.
+        notify: Shell command to run at the end; none: ignore that of your settings.
     """
 
     trials: Annotated[int | None, tyro.conf.arg(metavar="N")] = None

@@ -47,8 +47,8 @@ class Options(CommandOptions):
 
     Attributes:
         run: Run folder; the default is runs/RECIPE-TIME. Under torchrun use --run-folder. An
-            address such as s3://bucket/run is a mirror, from which the run is fetched. A pattern
-            such as runs/{recipe}-{optim.lr} is filled in.
+            address such as s3://bucket/run is a mirror, from which it is fetched. A pattern such as
+            runs/{recipe}-{optim.lr} is filled in.
         resume: auto resumes the run in the folder if there is one. never: it is an error if there
             is one. must: it is an error if there is none.
         allow: What may differ from the run on resume: optim.lr,epochs,data.
@@ -59,7 +59,7 @@ class Options(CommandOptions):
         report: Write a page of the run at its end: RUN/report.html.
         json: Print the results as JSON.
         quiet: Show no progress; the short form is -q.
-        notify: Shell command to run at the end; none: do not run that of your settings.
+        notify: Shell command to run at the end; none: ignore that of your settings.
     """
 
     run: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
