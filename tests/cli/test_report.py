@@ -61,11 +61,15 @@ def test_json_has_the_numbers_and_writes_no_page(runs, surestep, folder):
         (["empty"], "There is no run in empty. Pass the folder of a run, or of runs."),
         (["runs/a", "--out", "gone/x.html"], "gone/x.html could not be written"),
         (["runs/a", "--out", "empty"], "empty could not be written"),
+        (["runs/a", "--out", "."], ". could not be written: it is not a regular file. Choose"),
+        (["runs/a", "--out", "pipe"], "pipe could not be written: it is not a regular file"),
     ],
 )
 def test_what_cannot_be_read_or_written_is_explained(runs, surestep, folder, words, message):
     (folder / "empty").mkdir()
+    os.mkfifo(folder / "pipe")
     answer = surestep("report", *words)
+    assert (folder / "pipe").is_fifo()
     assert answer.code == 1
     assert message in answer.err
     assert list(folder.rglob("*.html")) == []

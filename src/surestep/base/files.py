@@ -23,7 +23,14 @@ _DAY_S = 86400
 
 @contextmanager
 def replace_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path; then sync it and give it the name `path`, unless the body raised."""
+    """Yield a temporary path; then sync it and give it the name `path`, unless the body raised.
+
+    Raises:
+        OSError: it cannot be written, or `path` is a folder, a device or a pipe, which a file would
+            replace.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EISDIR if path.is_dir() else errno.EINVAL, "it is not a regular file")
     temporary = temp_name(path, "tmp")
     try:
         temporary.unlink(missing_ok=True)
