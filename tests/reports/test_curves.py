@@ -98,6 +98,8 @@ def decode(encoded):
         ([1e39, 1.0], "f8"),  # more than 32 bits can hold
         ([1e-42, 1.0], "f8"),  # less
         ([np.nan, 1.0], "f4"),
+        ([2.0**24, 2.0**30], "f4"),
+        ([2.0**24 + 1, np.inf], "f8"),  # an integer with more digits
     ],
 )
 def test_values_are_the_same_when_they_are_read(values, kind):

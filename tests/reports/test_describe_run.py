@@ -83,15 +83,57 @@ def test_each_kind_of_column_has_its_chart(tmp_path):
     assert charts["share of time waiting for data"]["curves"][0]["values"].tolist() == [0.25]
 
 
+def axis_of(data):
+    (axis,) = data["axes"]
+    return {name: values.tolist() for name, values in axis.items()}
+
+
 def test_other_axes_count_from_the_start(tmp_path):
     data = described(tmp_path / "a", [log_point(1, [3.0, 2.0]), log_point(3, [1.0], epoch=1)])
-    (axis,) = data["axes"]
-    assert {name: values.tolist() for name, values in axis.items()} == {
-        "steps": [2, 3],
-        "epoch": [0.0, 1.0],
-        "samples": [8.0, 12.0],
-        "seconds": [2.0, 3.0],
+    assert axis_of(data) == {
+        "steps": [0, 2, 3],
+        "epoch": [0.0, 1.0, 1.5],  # of the second one, half of the steps of the first
+        "samples": [0.0, 8.0, 12.0],
+        "seconds": [0.0, 2.0, 3.0],
     }
+
+
+def test_epoch_that_has_ended_is_whole(tmp_path):
+    end = {"event": "end", "time": 1.0, "status": "finished", "reason": "", "findings": []}
+    points = [log_point(1, [3.0, 2.0]), log_point(3, [1.0], epoch=1)]
+    data = described(tmp_path / "a", [*points, {**end, "epoch": 2}])
+    assert axis_of(data)["epoch"] == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize(("samples", "epochs"), [(40, [0.0, 0.2, 0.3]), (None, [0.0, 2 / 3, 1.0])])
+def test_first_epoch_that_has_not_ended_has_the_length_of_the_data(tmp_path, samples, epochs):
+    about = {"data": {"train samples": samples}}
+    points = [log_point(1, [3.0, 2.0]), log_point(3, [1.0])]
+    assert axis_of(described(tmp_path / "a", points, about=about))["epoch"] == pytest.approx(epochs)
+
+
+def test_axes_of_a_run_from_another_one_begin_before_its_first_step(tmp_path):
+    events = [
+        {"event": "branch", "time": 1.0, "run": "runs/parent", "step": 6},
+        *(log_point(7, [3.0, 2.0], epoch=1), log_point(9, [1.0] * 4, epoch=2)),
+        log_point(13, [1.0], epoch=3),
+    ]
+    assert axis_of(described(tmp_path / "a", events)) == {
+        "steps": [6, 8, 12, 13],
+        "epoch": [1.5, 2.0, 3.0, 3.25],
+        "samples": [0.0, 8.0, 24.0, 28.0],
+        "seconds": [0.0, 2.0, 6.0, 7.0],
+    }
+
+
+def test_best_value_of_a_run_without_checkpoints_is_that_of_an_evaluation(tmp_path):
+    losses = {1: 3.0, 2: "nan", 3: 1.5, 4: 2.0}
+    events = [log_point(1, [1.0] * 4), *(evaluation(*one) for one in losses.items())]
+    data = described(tmp_path / "a", events)
+    best = {"metric": "val/loss", "mode": "min", "step": 3, "path": None, "value": 1.5}
+    assert data["best"] == best
+    rises = {"monitor": ["val/loss", "max"]}
+    assert described(tmp_path / "b", events, ending=rises)["best"]["step"] == 1
 
 
 @pytest.mark.parametrize("losses", [[math.nan] * 3, [math.inf, -math.inf, math.nan]])

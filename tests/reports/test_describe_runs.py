@@ -59,6 +59,29 @@ def test_lead_within_the_spread_and_lead_of_single_runs_are_not_clear(runs):
     assert loss["is_clear"] is False
 
 
+def test_lead_is_not_clear_if_a_seed_has_no_finite_value(runs):
+    point = log_point(1, [1.0, "nan"], grad_norm=[1.0, 1.0])
+    events = [point, evaluation(2, "nan", metrics={"val/loss": "nan"})]
+    about = {"optim.lr": 0.01, "seed": 9}
+    parent = next(iter(runs.values())).path.parent
+    diverged = {"d": Run(write_run(parent / "d", events, config=about, decided=about))}
+    (loss, *_) = describe_runs({**runs, **diverged})["winners"]
+    assert (loss["group"], loss["runs"], loss["without"]) == (1, 3, 1)
+    assert loss["is_clear"] is None
+
+
+def test_metric_of_the_best_checkpoint_is_not_that_of_the_last_one(tmp_path):
+    found = {}
+    for name, rate in (("a", 0.1), ("b", 0.2)):
+        about = {"optim.lr": rate}
+        events = [log_point(1, [1.0, 0.5]), evaluation(2, rate)]
+        for which, value in (("best", rate), ("last", 9.0)):
+            events.append(evaluation(2, value, which=which, metrics={"test/loss": value}))
+        found[name] = Run(write_run(tmp_path / name, events, config=about, decided=about))
+    for run, rate in zip(describe_runs(found)["runs"], (0.1, 0.2), strict=True):
+        assert run["metrics"] == {"val/loss": rate, "test/loss": rate}
+
+
 def test_run_that_cannot_be_read_is_named_and_the_others_are_shown(runs):
     (runs["lr0.1-0"].path / "events.jsonl").write_text("nonsense\n")
     data = describe_runs(runs)

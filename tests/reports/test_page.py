@@ -8,6 +8,7 @@ from importlib.resources import files
 import pytest
 
 from surestep.base.png import encode_png
+from surestep.base.text import format_duration
 from surestep.reports.page import render_page
 from surestep.reports.write import report
 from tests.browser import open_browser
@@ -44,6 +45,26 @@ def show(browser, tmp_path):
         return page
 
     return show
+
+
+LATER = [1.0 + step / 1000 for step in range(51, 601)]
+
+
+@pytest.fixture(scope="module")
+def pair(browser, tmp_path_factory):
+    """Open the page of two runs, of which the second has no first steps, and ends before."""
+    folder = tmp_path_factory.mktemp("pair")
+    points = [log_point(first, [2.0] * 50, epoch=first // 200) for first in range(1, 600, 50)]
+    later = [log_point(51, LATER[:300]), log_point(351, LATER[300:], epoch=1)]
+    more = log_point(601, [2.0] * 50, epoch=3)
+    runs = [
+        write_run(folder / "a", [*points, more], decided={"optim.lr": 0.1}),
+        write_run(folder / "b", later, decided={"optim.lr": 0.2}),
+    ]
+    browser.open(report(runs, folder / "page.html"))
+    browser.wait_until(lambda: browser.find_all(".charts"), "the page", 10)
+    browser.scroll_to(browser.find_all(".charts")[0])
+    browser.wait_until(lambda: count_drawn(browser) >= 1, "a chart", 10)
 
 
 def texts(browser, selector):
@@ -184,6 +205,96 @@ def test_axis_zoom_and_scale_are_those_of_all_charts(browser, show):
     browser.click(browser.find_all(".controls input[type=checkbox]")[0])
     scale = "return chart.plot?.scales.y.distr"
     browser.wait_until(lambda: read_plots(browser, scale)[0] == 3, "a logarithmic axis", 10)
+
+
+SET_UNIT = (
+    "const s = document.getElementById('unit'); s.value = %r; s.dispatchEvent(new Event('change'));"
+    "document.querySelector('.chart').chart.redraw()"
+)
+DRAWN = (
+    "return chart.plot?.data.slice(1).map(column => column.filter(y => Number.isFinite(y)).length)"
+)
+
+
+@pytest.mark.parametrize("unit", ["step", "epoch", "samples", "seconds"])
+def test_every_value_of_different_runs_is_drawn_on_each_axis(pair, browser, unit):
+    browser.run(SET_UNIT % unit)
+    counts = read_plots(browser, DRAWN)[0]
+    assert sorted(counts) == [550, 550, 650, 650]  # with the smoothed ones
+    browser.run(SET_UNIT % "step")
+
+
+def test_steps_without_a_value_are_left_out_of_the_smoothed_line(pair, browser):
+    weight, total, expected = 0.8, 0.0, 0.0
+    for loss in LATER:
+        expected, total = weight * expected + 0.2 * loss, weight * total + 0.2
+    (lines, data) = read_plots(
+        browser, "return [chart.lines.map(line => line.run), chart.plot?.data]"
+    )[0]
+    smoothed = data[1 + [at for at, run in enumerate(lines) if run == 1][1]]
+    assert smoothed[599] == pytest.approx(expected / total)
+
+
+def test_table_of_different_runs_has_empty_cells(pair, browser):
+    browser.run("document.querySelector('.chart details').open = true")
+    browser.wait_until(lambda: len(browser.find_all(".chart .table")) == 2, "the tables", 10)
+    row = browser.run(
+        "return [...document.querySelectorAll('.chart .table')[1].querySelector('tbody tr').cells]"
+        ".map(cell => cell.textContent)"
+    )
+    assert row == ["1", "2", ""]
+
+
+def test_charts_of_a_run_from_another_one_begin_at_its_first_step(browser, show):
+    show(log_point(1_000_001, [3.0, 2.0]), evaluation(1_000_002, 1.0))
+    browser.wait_until(lambda: count_drawn(browser) >= 1, "a chart", 10)
+    ends = "return chart.plot && [chart.plot.scales.x.min, chart.plot.scales.x.max]"
+    for unit, expected in (("step", [1_000_000, 1_000_002]), ("samples", [0, 8])):
+        browser.run(SET_UNIT % unit)
+        assert read_plots(browser, ends)[0] == expected
+
+
+DRAWN_MARKS = "return chart.drawn?.map(mark => [mark.kind, chart.plot.posToVal(mark.x, 'x')])"
+
+
+def test_mark_after_many_others_is_drawn(browser, show):
+    evaluations = (evaluation(step, 1.0) for step in range(1, 701))
+    incident = {"event": "incident", "time": 1.0, "step": 700}
+    show(log_point(1, [1.0] * 700), *evaluations, incident)
+    browser.wait_until(lambda: count_drawn(browser) >= 1, "a chart", 10)
+    marks = read_plots(browser, DRAWN_MARKS)[0]
+    assert [kind for kind, _ in marks].count("incident") == 1
+    assert len(marks) == 701
+
+
+def test_mark_of_a_run_is_at_its_own_place_on_other_axes(browser, tmp_path):
+    lost = log_point(1, [1.0, "nan", 1.0], grad_norm=[1.0] * 3, samples=300)
+    points = {"a": log_point(1, [1.0, 2.0, 3.0]), "b": lost}
+    runs = [write_run(tmp_path / name, [point]) for name, point in points.items()]
+    browser.open(report(runs, tmp_path / "page.html"))
+    browser.wait_until(lambda: browser.find_all(".chart"), "the page", 10)
+    browser.scroll_to(browser.find_all(".chart")[0])
+    browser.run(SET_UNIT % "samples")
+    ((kind, place),) = read_plots(browser, DRAWN_MARKS)[0]
+    assert (kind, place) == ("incident", pytest.approx(200))
+
+
+def test_durations_are_those_of_the_terminal(browser, show):
+    show(*USUAL)
+    seconds = [0.25, 59.94, 59.99, 119.7, 3599.6, 7199, 1e6]
+    found = browser.run("return arguments[0].map(formatDuration)", seconds)
+    assert found == [format_duration(one) for one in seconds]
+
+
+def test_table_has_the_digits_of_the_values(browser, show):
+    show(log_point(1, [0.3, 1 / 3], logged={"tokens": [123_456_789, 2**53]}))
+    cells = read_plots(
+        browser,
+        "return [...chart.makeTable().querySelectorAll('.table')[1].querySelectorAll('td')]"
+        ".map(cell => cell.title || cell.textContent)",
+    )
+    assert [cells[0][0], cells[1]] == ["0.3", ["123456789", "9007199254740992"]]
+    assert float(cells[0][1]) == pytest.approx(1 / 3, rel=1e-7)
 
 
 def test_keys_move_cursor_and_zoom(browser, show):

@@ -21,7 +21,9 @@ from tests.reports.folders import evaluation, log_point, write_run
         ("s3://bucket/team/run", ".../run"),
         ("~/runs/a and C:\\Users\\ada\\a", ".../a and .../a"),
         ("val/loss, 12 items/s, 1/2 of it", "val/loss, 12 items/s, 1/2 of it"),
+        ("surestep resume '../ada/my runs/a'", "surestep resume '.../a'"),
         ("runs/a", "runs/a"),
+        ("surestep resume ../ada/team/a, then ./x/b", "surestep resume .../a, then .../b"),
     ],
 )
 def test_paths_lose_their_folders(text, kept):

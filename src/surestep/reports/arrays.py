@@ -9,13 +9,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 _LARGEST = float(np.finfo(np.float32).max)
+_EXACT = 2.0**24  # 32 bits hold all integers up to it
 _SMALLEST = float(np.finfo(np.float32).tiny)
 
 
 def encode_values(values: NDArray[np.float64]) -> dict[str, Any]:
-    """Return numbers as 32-bit ones, or as 64-bit ones if one of them is too large or too small."""
+    """Return numbers as 32-bit ones, or as 64-bit ones if 32 bits cannot hold one of them.
+
+    Of a number, 32 bits hold 7 digits. They cannot hold one that is too large or too small, or an
+    integer of more digits.
+    """
     size = np.abs(values[np.isfinite(values) & (values != 0)])
     fits = not len(size) or (size.max() <= _LARGEST and size.min() >= _SMALLEST)
+    if fits:
+        long = size[(size > _EXACT) & (size == np.floor(size))]
+        fits = bool((long.astype(np.float32) == long).all())
     return _encode(values, "<f4" if fits else "<f8")
 
 

@@ -19,7 +19,15 @@ from surestep.record.records import Records, load_records
 from surestep.record.run import Run
 from surestep.record.schemas import ENVIRONMENT, PLAN_ENTRIES, UNDOING
 from surestep.reports.charts import MOST, list_charts, list_layers
-from surestep.reports.curves import RANGES, Chart, choose_windows, find_spikes, thin_chart
+from surestep.reports.curves import (
+    RANGES,
+    Chart,
+    Steps,
+    Values,
+    choose_windows,
+    find_spikes,
+    thin_chart,
+)
 from surestep.reports.diagnosis import diagnose
 from surestep.reports.predictions import describe_predictions
 
@@ -73,7 +81,7 @@ def describe_numbers(run: Run, name: str, records: Records) -> dict[str, Any]:
         "step": found["step"],
         "total_steps": found["total_steps"],
         "facts": _list_facts(config, config.get("decided", {})),
-        "best": _describe_best(run),
+        "best": _describe_best(run, records),
         "time": _describe_time(records, status),
         "curve": found["curve"],
         "findings": found["findings"],
@@ -107,7 +115,7 @@ def describe_charts(run: Run, records: Records) -> dict[str, Any]:
     marks = list(list_marks(records))
     shown, omitted = charts[:MOST], charts[MOST:]
     return {
-        "axes": [describe_axis(records)],
+        "axes": [describe_axis(records, run.config)],
         "charts": _thin(shown, marks, len(records.trained)),
         "omitted_charts": [chart.title for chart in omitted[:MOST]],
         "omitted": len(omitted),
@@ -167,20 +175,30 @@ def _describe_parent(parent: Mapping[str, Any] | None) -> str | None:
     return None if parent is None else f"step {parent['step']} of {parent['run']}"
 
 
-def _describe_best(run: Run) -> dict[str, Any] | None:
-    """Return the best value of validation.metric; None without evaluations."""
+def _describe_best(run: Run, records: Records) -> dict[str, Any] | None:
+    """Return the best value of validation.metric, and its checkpoint; None without evaluations."""
     if run.monitor is None:
         return None
     metric, mode = run.monitor
+    known = {"metric": metric, "mode": mode}
     try:
         best = run.find_checkpoint("best")
     except CheckpointError:
+        best = None
+    if best is not None and (value := best.metrics.get(metric)) is not None:
+        return {**known, "step": best.step, "path": best.path.name, **_numbers({"value": value})}
+    rows, values = records.history.columns.get(metric, ([], np.array([])))
+    if not np.isfinite(values).any():
         return None
-    value = None if best is None else best.metrics.get(metric)
-    if best is None or value is None:
-        return None
-    known = {"metric": metric, "mode": mode, "step": best.step, "path": best.path.name}
-    return {**known, **_numbers({"value": value})}
+    at = int(
+        np.nanargmin(np.where(np.isfinite(values), values if mode == "min" else -values, np.nan))
+    )
+    return {
+        **known,
+        "step": int(records.history.steps[rows[at]]),
+        "path": None,
+        "value": float(values[at]),
+    }
 
 
 def _describe_time(records: Records, status: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -218,21 +236,51 @@ def _list_commands(run: Run, name: str, state: str) -> list[dict[str, str]]:
     return [{"what": what, "command": command} for what, command in commands.items()]
 
 
-def describe_axis(records: Records) -> dict[str, Any]:
-    """Return what each step is in other units, at some of the log points.
+def describe_axis(records: Records, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return what each step is in other units, before the first and at some of the log points.
+
+    Args:
+        records: of the run.
+        config: the content of its config.json.
 
     Returns:
-        "steps", and "epoch", "samples" and "seconds" of training at their ends, since the start.
+        "steps", and at their ends "epoch", which has fractions, and "samples" and "seconds" of
+        training since the start of this run. All are empty without log points.
     """
     points = records.log_points
     count = len(points["step"])
-    at = np.unique(np.linspace(0, count - 1, min(count, _AXIS_POINTS)).astype(int))
-    columns = {name: np.nan_to_num(points[name]) for name in ("samples", "seconds")}
-    return {
-        "steps": points["step"].astype(np.int64)[at],
-        "epoch": points["epoch"][at],
-        **{name: np.cumsum(values)[at] for name, values in columns.items()},
-    }
+    if not count:
+        return {name: np.array([]) for name in ("steps", "epoch", "samples", "seconds")}
+    at = np.unique(np.linspace(0, count, min(count + 1, _AXIS_POINTS)).astype(int))
+    steps = np.append(records.trained[0] - 1, points["step"].astype(np.int64))
+    known = {name: np.nan_to_num(points[name]) for name in ("samples", "seconds")}
+    sums = {name: np.append(0.0, np.cumsum(values)) for name, values in known.items()}
+    samples, seen = _find(config, "data", "train samples"), sums["samples"][-1]
+    growth = max(1.0, samples / seen) if type(samples) is int and seen else 1.0
+    epochs = _count_epochs(records, steps, growth)
+    return {name: values[at] for name, values in {"steps": steps, "epoch": epochs, **sums}.items()}
+
+
+def _count_epochs(records: Records, steps: Steps, growth: float) -> Values:
+    """Return how many epochs are done at each step.
+
+    Args:
+        records: of a run with log points.
+        steps: before the first log point, and the last of each.
+        growth: how many times its steps an epoch has that is the only one, and has not ended.
+    """
+    numbers, firsts = np.unique(records.log_points["epoch"], return_index=True)
+    bounds = np.append(steps[firsts], steps[-1]).astype(np.float64)
+    sizes = np.diff(bounds)
+    ends = [event.get("epoch") for event in records.events if event["event"] == "end"]
+    has_ended = bool(ends) and ends[-1] == numbers[-1] + 1
+    usual = max(sizes if has_ended else sizes[:-1], default=growth * sizes[0])
+    if not has_ended:
+        bounds[-1] = max(bounds[-1], bounds[-2] + usual)
+    if steps[0] > 0:  # a run from another one may start within an epoch
+        bounds[0] = min(bounds[0], bounds[1] - usual)
+    done: Values = np.interp(steps, bounds, np.append(numbers, numbers[-1] + 1))
+    return done
 
 
 def list_marks(records: Records) -> Iterator[dict[str, Any]]:

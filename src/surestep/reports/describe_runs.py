@@ -107,7 +107,7 @@ def compare_runs(reads: Sequence[RunRead], problems: Mapping[str, str]) -> dict[
         "problems": problems,
         "winners": list(_list_winners(reads, groups.of_runs, metrics)),
         "charts": _list_charts(reads),
-        "axes": [describe_axis(read.records) for read in reads],
+        "axes": [describe_axis(read.records, read.config) for read in reads],
     }
 
 
@@ -188,9 +188,9 @@ def _measure(read: RunRead) -> dict[str, float | None]:
         at = np.flatnonzero(steps == best.step) if best is not None else steps[:0]
         value = float(values[at[0] if len(at) else -1])
         found[name] = value if np.isfinite(value) else None
-    for result in history.final:
+    for result in sorted(history.final, key=lambda result: result.which == "best"):
         for name, value in result.metrics.items():
-            if isinstance(value, float):
+            if isinstance(value, float) and (result.which == "best" or name not in history.columns):
                 found[name] = value if np.isfinite(value) else None
     return found
 
@@ -215,6 +215,7 @@ def _list_winners(
         first, second, *_ = sorted(values, key=lambda group: sign * fmean(values[group]))
         spreads = [stdev(values[at]) for at in (first, second) if len(values[at]) > 1]
         lead = abs(fmean(values[first]) - fmean(values[second]))
+        without, second_without = (groups.count(at) - len(values[at]) for at in (first, second))
         spread = max(spreads) if len(spreads) == 2 else None
         yield {
             "metric": name,
@@ -222,12 +223,14 @@ def _list_winners(
             "group": first,
             "mean": fmean(values[first]),
             "runs": len(values[first]),
+            "without": without,
             "second": second,
             "second_mean": fmean(values[second]),
             "second_runs": len(values[second]),
+            "second_without": second_without,
             "lead": lead,
             "spread": spread,
-            "is_clear": None if spread is None else lead > spread,
+            "is_clear": None if spread is None or without or second_without else lead > spread,
         }
 
 

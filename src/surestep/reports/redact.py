@@ -10,12 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-# An address or an absolute path; texts such as items/s and val/loss do not begin with a slash.
+# An address, an absolute path, or one that begins with a dot; items/s and val/loss are none.
 _PATH = re.compile(
-    r"(?:\b[A-Za-z][A-Za-z0-9+.-]*:/|~|(?<![\w.)\]])[A-Za-z]:(?=[\\/])|(?<![\w.)\]]))"
+    r"(?:\b[A-Za-z][A-Za-z0-9+.-]*:/|~|(?<![\w.)\]/\\])\.\.?|(?<![\w.)\]])[A-Za-z]:(?=[\\/])"
+    r"|(?<![\w.)\]]))"
     r"[\\/](?:[^\s\\/'\"<>|;,]+[\\/])*([^\s\\/'\"<>|;,]*)"
 )
-_QUOTED = re.compile(r"""(?<=(['"]))[/~][^'"]*/([^'"/]+)/?(?=\1)""")  # it may have spaces
+_QUOTED = re.compile(r"""(?<=(['"]))(?:\.{0,2}/|~)[^'"]*/([^'"/]+)/?(?=\1)""")  # it may have spaces
 _LEFT_OUT = ("environment",)
 _NO_TEXT = ("png",)  # base64, which may have what looks like a path
 _GENERIC = ("root", "user", "")  # users that many machines have

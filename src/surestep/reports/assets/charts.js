@@ -2,8 +2,8 @@
 
 const FLAT = 1e-5;  // of the values: a curve with less between them is drawn as a constant
 const COLORS = 8;  // --series-0 and so on in the style
+const MOST_LOST = 500;  // steps of a curve whose values are not finite, as it grows
 const DASHES = [[], [7, 4], [2, 3]];  // of curves beyond the colors
-const MOST_DRAWN_MARKS = 500;
 const POINTS_UNTIL = 120;  // values, up to which a curve has a point at each
 const SMOOTHED_FROM = 500;  // values
 const MOST_TABLE_ROWS = 1000;
@@ -26,14 +26,28 @@ function decodeSteps(encoded) {
   return steps;
 }
 
-/** Return the exponential average of values, without its bias to the first ones. */
+/** Return the exponential average of values, without its bias to the first ones; NaN where one is. */
 function smooth(values, weight) {
   let sum = 0, total = 0;
   return Float64Array.from(values, value => {
+    if (Number.isNaN(value)) return NaN;
     sum = weight * sum + (1 - weight) * value;
     total = weight * total + 1 - weight;
     return sum / total;
   });
+}
+
+/** Return the shortest number that is the same in 32 bits: pages have most values in so many. */
+function shorten32(value) {
+  if (Number.isInteger(value)) return value;
+  const found = [6, 7, 8].map(digits => Number(value.toPrecision(digits))).find(
+    short => Math.fround(short) === value);
+  return found ?? value;
+}
+
+/** Return the steps and values of a line whose values are wanted. */
+function keepSome({steps, values}, isWanted) {
+  return {steps: steps.filter((_, at) => isWanted(values[at])), values: values.filter(isWanted)};
 }
 
 /** Return two arrays of numbers in one. */
@@ -328,11 +342,13 @@ class Chart {
     const tables = new Map();
     for (const line of this.listLines()) {
       const run = view.unit === "step" ? 0 : line.run ?? 0;
+      // Steps after the last log point share a position, at which only the last one would be drawn.
+      const {steps, values} = view.unit === "step" ? line : keepSome(line, isDrawn);
       const ofRun = tables.get(run) ?? tables.set(run, new Map()).get(run);
-      const table = ofRun.get(line.steps) ?? ofRun.set(line.steps, {lines: [],
-        columns: [view.place(line.steps, run)]}).get(line.steps);
+      const table = ofRun.get(steps) ?? ofRun.set(steps, {lines: [],
+        columns: [view.place(steps, run)]}).get(steps);
       table.lines.push(line);
-      table.columns.push(Array.from(line.values, value => isDrawn(value) ? value : null));
+      table.columns.push(Array.from(values, value => isDrawn(value) ? value : null));
     }
     const all = [...tables.values()].flatMap(ofRun => [...ofRun.values()]);
     this.lines = all.flatMap(table => table.lines);
@@ -420,7 +436,7 @@ class Chart {
     const {view} = this, runs = new Map();
     for (const {curves} of view.charts) for (const {run = 0, last} of curves)
       if (last) runs.set(run, Math.max(last.step, runs.get(run) ?? 0));
-    const ends = [...runs].flatMap(([run, step]) => view.place([0, step], run));
+    const ends = [...runs].flatMap(([run, step]) => view.place([view.axes[run].steps[0] ?? 0, step], run));
     return ends.length ? [Math.min(...ends), Math.max(...ends)] : [0, 1];
   }
 
@@ -449,16 +465,20 @@ class Chart {
     }
     context.setLineDash([]);
     this.drawn = [];
-    const lost = this.curves.filter(curve => curve.isShown).flatMap(curve =>
-      curve.not_finite.steps.map(step => ({kind: "incident", step, text: `${curve.name} is not finite`})));
+    const lost = this.curves.filter(curve => curve.isShown).flatMap(({name, run, not_finite}) =>
+      not_finite.steps.map(step => ({kind: "incident", step, run, text: `${name} is not finite`})));
     const marks = [...this.view.marks.filter(mark => !this.view.hidden.has(mark.kind)), ...lost];
-    const places = this.view.place(marks.map(mark => mark.step).sort((a, b) => a - b));
-    marks.sort((a, b) => a.step - b.step).forEach((mark, at) => {
-      const x = plot.valToPos(places[at], "x", true);
-      if (x < bbox.left - 1 || x > bbox.left + bbox.width + 1 || this.drawn.length > MOST_DRAWN_MARKS) return;
-      this.drawn.push({...mark, x: x / scale - bbox.left / scale});
-      drawMark(context, mark.kind, x, bbox.top + bbox.height, 4 * scale);
-    });
+    const filled = new Set();  // pixels of each kind: there may be thousands of marks
+    for (const [run, ofRun] of Map.groupBy(marks.sort((a, b) => a.step - b.step), mark => mark.run ?? 0)) {
+      const places = this.view.place(ofRun.map(mark => mark.step), run);
+      ofRun.forEach((mark, at) => {
+        const x = plot.valToPos(places[at], "x", true), pixel = `${mark.kind} ${Math.round(x)}`;
+        if (x < bbox.left - 1 || x > bbox.left + bbox.width + 1) return;
+        this.drawn.push({...mark, x: x / scale - bbox.left / scale});
+        if (!filled.has(pixel)) drawMark(context, mark.kind, x, bbox.top + bbox.height, 4 * scale);
+        filled.add(pixel);
+      });
+    }
     context.restore();
   }
 
@@ -505,8 +525,9 @@ class Chart {
     const rows = new Map();
     const curves = this.curves.map(curve => this.decode(curve));
     curves.forEach((curve, number) => curve.at.forEach((step, at) => {
+      if (Number.isNaN(curve.y[at])) return;
       if (!rows.has(step)) rows.set(step, Array(curves.length).fill(null));
-      rows.get(step)[number] = curve.y[at];
+      rows.get(step)[number] = shorten32(curve.y[at]);
     }));
     const steps = [...rows.keys()].sort((a, b) => a - b);
     const every = Math.ceil(steps.length / MOST_TABLE_ROWS);
@@ -552,7 +573,7 @@ function extend(curve, increment) {
   curve.last = increment.last ?? curve.last;
   curve.count += increment.count;
   curve.not_finite.count += increment.not_finite.count;
-  curve.not_finite.steps.push(...increment.not_finite.steps.slice(0, MOST_DRAWN_MARKS - curve.not_finite.steps.length));
+  curve.not_finite.steps.push(...increment.not_finite.steps.slice(0, MOST_LOST - curve.not_finite.steps.length));
 }
 
 /** Return a sentence about a curve. */

@@ -62,9 +62,9 @@ function formatBytes(value) {
 }
 
 function formatDuration(seconds) {
-  if (seconds < 60) return `${Number(seconds.toPrecision(3))} s`;
-  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
-  return `${Math.floor(seconds / 3600)} h ${Math.round((seconds % 3600) / 60)} min`;
+  if (seconds < 59.95) return `${Number(seconds.toPrecision(3))} s`;
+  const whole = Math.round(seconds), minutes = Math.floor(whole / 60);
+  return minutes < 60 ? `${minutes} min ${whole % 60} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }
 
 function formatShare(share) {

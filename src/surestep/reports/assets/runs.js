@@ -158,16 +158,20 @@ function showRuns(data) {
   return {parts, view};
 }
 
+/** Return how many runs a mean is of, and how many others have no finite value. */
+const countRuns = (runs, without) => without ? `${runs} of ${runs + without} runs` : runs > 1 ? `${runs} runs` : "1 run";
+
 /** Return the best group by each metric, and whether its lead is larger than the spread of seeds. */
 function makeWinners(data) {
   const name = group => ({value: data.groups[group], text: make("span", {},
     make("i", {class: `swatch series-${group % COLORS}`}), data.groups[group])});
   const rows = data.winners.map(one => [one.metric, name(one.group),
-    {value: one.mean, text: `${formatNumber(one.mean)} (${one.runs} ${one.runs > 1 ? "runs" : "run"})`},
+    {value: one.mean, text: `${formatNumber(one.mean)} (${countRuns(one.runs, one.without)})`},
     name(one.second),
-    {value: one.second_mean, text: `${formatNumber(one.second_mean)} (${one.second_runs} ${one.second_runs > 1 ? "runs" : "run"})`},
+    {value: one.second_mean, text: `${formatNumber(one.second_mean)} (${countRuns(one.second_runs, one.second_without)})`},
     one.lead, one.spread,
-    one.is_clear === null ? "not known: train both with several seeds"
+    one.without || one.second_without ? "not known: some runs have no finite value"
+      : one.is_clear === null ? "not known: train both with several seeds"
       : one.is_clear ? "larger than the spread of seeds" : "within the spread of seeds"]);
   return makeTable(["metric", "best", "mean", "second", "its mean", "lead", "spread of seeds", "the lead is"], rows,
     {caption: "Means of the runs of a group, at their best checkpoints. The spread is the larger standard deviation of both groups."});

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from surestep.record.records import Records
 from surestep.reports.charts import MOST, list_charts, list_layers
 from surestep.reports.curves import RANGES, Chart, Curve, thin_chart
@@ -39,6 +41,10 @@ class Growth:
                     self._ranges[key] = len(curve["mean_steps"]) / curve["count"]
         axis = charts["axes"][0]
         self._ends = {name: values[-1] if len(values) else 0 for name, values in axis.items()}
+        steps, epochs = axis["steps"][-2:], axis["epoch"][-2:]
+        self._epochs_of_step = (
+            float(np.diff(epochs)[0] / np.diff(steps)[0]) if len(steps) > 1 else None
+        )
 
     @property
     def is_full(self) -> bool:
@@ -81,6 +87,10 @@ class Growth:
     def _extend_axis(self, records: Records) -> dict[str, list[float]]:
         """Return what the last of some steps is in other units."""
         ends = {name: values[-1] for name, values in describe_axis(records).items()}
+        if self._epochs_of_step is not None:  # these may be steps within an epoch
+            number = records.log_points["epoch"][-1]
+            more = (ends["steps"] - self._ends["steps"]) * self._epochs_of_step
+            ends["epoch"] = np.clip(self._ends["epoch"] + more, number, number + 1)
         for name in ("samples", "seconds"):
             ends[name] += self._ends[name]
         self._ends = ends
