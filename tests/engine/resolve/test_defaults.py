@@ -119,6 +119,8 @@ WITH_MLFLOW = replace(FACTS, extras=("mlflow",))
         ("steps_per_epoch", {}, FACTS, GIVEN, 2, "100 samples in batches of 64"),
         ("steps_per_epoch", {"data.drop_last": True}, FACTS, GIVEN, 1, "100 samples in"),
         ("total_steps", {"epochs": 2.5}, FACTS, GIVEN, 5, "2.5 epochs of 2 steps"),
+        ("total_steps", {"epochs": 1}, FACTS, GIVEN, 2, "1 epoch of 2 steps"),
+        ("validation.mode", {}, FACTS, GIVEN, "min", "no validation data"),
         ("total_steps", {"epochs": None, "max_steps": 9}, FACTS, GIVEN, 9, "set "),
         ("optim.name", {}, FACTS, replace(GIVEN, own_optimizer=True), "own", "the Task brings"),
         ("optim.implementation", {}, FACTS, GIVEN, "fused", "one kernel updates everything on cpu"),
@@ -252,7 +254,7 @@ WITH_MLFLOW = replace(FACTS, extras=("mlflow",))
             *("by reading again", "the samples in data.shuffle_buffer"),
         ),
         *(
-            ("total_steps", {"epochs": epochs, **TENS}, FACTS, GIVEN, steps, f"{epochs:g} epochs")
+            ("total_steps", {"epochs": epochs, **TENS}, FACTS, GIVEN, steps, f"{epochs:g} epoch")
             for epochs, steps in ((1.0, 10), (0.36, 4), (0.34, 3), (0.01, 1), (2.0, 20))
         ),
         *(

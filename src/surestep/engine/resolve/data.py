@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from surestep.base.text import format_count
 from surestep.engine.data.stream_state import BY_STATE
 from surestep.engine.plan.batching import BatchLayout, find_single
 from surestep.engine.plan.context import Decision, PlanContext, resolves
@@ -277,6 +278,7 @@ def total_steps(ctx: PlanContext) -> Decision:
             f"one. Set max_steps={example} instead, or add a __len__ to the stream."
         )
     else:
-        reason = f"{epochs:g} epochs of {steps} steps, set {ctx.origin('epochs')}"
+        length = "1 epoch" if epochs == 1 else f"{epochs:g} epochs"
+        reason = f"{length} of {format_count(steps, 'step')}, set {ctx.origin('epochs')}"
         return max(1, round(epochs * steps)), reason
     return None, ""

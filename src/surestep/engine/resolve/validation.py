@@ -118,6 +118,8 @@ def mode(ctx: PlanContext) -> Decision:
             f"It is not known whether a larger {ctx['validation.metric']} is better. Set "
             "validation.mode='max' or 'min'."
         )
+    if ctx["validation.metric"] is None:
+        return ctx.set_or(best, "no validation data")
     side = "larger" if best == "max" else "smaller"
     return ctx.set_or(best, f"a {side} {ctx['validation.metric']} is better")
 
