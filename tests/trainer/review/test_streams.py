@@ -181,7 +181,7 @@ FIRST = {
     "SS605": (
         {"train": Stream(), "val": (X[50:], Y[50:])},
         "Samples of the validation data 'val' are also in the training data: of 14 samples that "
-        "were read, 10, such as sample 0 there and sample 50 here.",
+        "were read, 10, such as sample 0 there and sample 50 of the training data.",
     ),
     "SS615": ({"train": Stream(LABEL)}, "Column 2 of the inputs is the target"),
 }

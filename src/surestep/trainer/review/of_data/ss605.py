@@ -34,7 +34,8 @@ def find(data: DataCase) -> Iterator[Problem]:
             start = f"Samples of the {_describe([split.name])} are also in"
         yield Problem(
             f"{start} the training data: of {len(split.rows)} samples that were read, "
-            f"{len(found.pairs)}, such as sample {row} there and sample {of_train} here.",
+            f"{len(found.pairs)}, such as sample {row} there and sample {of_train} of the "
+            "training data.",
             {
                 "part": split.name,
                 "share": found.share,
