@@ -59,21 +59,47 @@ def test_json_has_the_numbers_and_writes_no_page(runs, surestep, folder):
         (["runs/gone"], "There is no run folder runs/gone"),
         (["runs/a", "runs/gone"], "There is no run folder runs/gone"),
         (["empty"], "There is no run in empty. Pass the folder of a run, or of runs."),
-        (["runs/a", "--out", "gone/x.html"], "gone/x.html could not be written"),
-        (["runs/a", "--out", "empty"], "empty could not be written"),
-        (["runs/a", "--out", "."], ". could not be written: it is not a regular file. Choose"),
-        (["runs/a", "--out", "pipe"], "pipe could not be written: it is not a regular file"),
+        (
+            ["runs/a", "--out", "pipe.htm"],
+            "pipe.htm could not be written: it is not a regular file",
+        ),
     ],
 )
 def test_what_cannot_be_read_or_written_is_explained(runs, surestep, folder, words, message):
     (folder / "empty").mkdir()
-    os.mkfifo(folder / "pipe")
+    os.mkfifo(folder / "pipe.htm")
     answer = surestep("report", *words)
-    assert (folder / "pipe").is_fifo()
+    assert (folder / "pipe.htm").is_fifo()
     assert answer.code == 1
     assert message in answer.err
     assert list(folder.rglob("*.html")) == []
     assert list(folder.rglob("*.tmp*")) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["runs/a", "--out", "gone/x.html"], "There is no folder gone to write x.html into"),
+        (["runs/a", "--out", "runs/a/events.jsonl"], "'.jsonl' is not one"),
+        (["runs/a", "--out", ""], "the ending decides the format"),
+        (["runs/a", "--out", "."], "the ending decides the format"),
+        (["runs/a", "--out", "x.html", "--json"], "--json writes no page"),
+        ([""], "The name of a run is empty"),
+    ],
+)
+def test_wrong_words_are_explained_and_nothing_is_replaced(runs, surestep, folder, words, message):
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    answer = surestep("report", *words)
+    assert answer.code == 2, answer.err
+    assert message in answer.err
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_page_of_the_trials_of_a_study_is_beside_its_own(runs, surestep, folder):
+    (folder / "runs" / "study.json").write_text("{}")
+    (folder / "runs" / "report.html").write_text("of the search")
+    assert surestep("report", "runs").out.strip() == "runs/runs.html"
+    assert (folder / "runs" / "report.html").read_text() == "of the search"
 
 
 def test_folder_without_runs_is_explained(folder, surestep):

@@ -337,6 +337,20 @@ def test_curve_can_be_hidden(browser, show):
     browser.wait_until(lambda: read_plots(browser, SERIES)[0] == 2, "one curve", 10)
 
 
+def test_means_of_groups_with_one_evaluation_are_points(browser, tmp_path):
+    folders = []
+    for rate, seed in ((0.1, 0), (0.1, 1), (0.2, 0), (0.2, 1)):
+        config = {"optim.lr": rate, "seed": seed}
+        events = [log_point(1, [3.0]), evaluation(1, rate + seed)]
+        folder = tmp_path / f"{rate} {seed}"
+        folders.append(write_run(folder, events, config=config, decided=config))
+    browser.open(report(folders, tmp_path / "page.html"))
+    browser.scroll_to(browser.find_all(".charts")[0])
+    browser.wait_until(lambda: count_drawn(browser) >= 2, "charts", 10)
+    shown = "return chart.plot?.series.map(one => one.points?.show?.() ?? one.points?.show)"
+    assert read_plots(browser, shown)[1].count(True) >= 2
+
+
 def test_run_can_be_hidden(browser, show):
     show(*USUAL, count=2)
     browser.wait_until(lambda: count_drawn(browser) >= 1, "a chart", 10)
@@ -398,7 +412,13 @@ def predictions(name="cat", **more):
     numbers = {
         **{"set": "far", "loss": "size", "kind": "numbers", "n_samples": 3, "n_elements": 3},
         "residuals": {"first": -1.0, "width": 0.5, "counts": [1, 0, 2]},
-        **{"points": [[1.0, 1.5], [2.0, 1.0]], "samples": [], "worst": []},
+        **{"points": [[1.0, 1.5], [2.0, 1.0]], "worst": [0]},
+        "samples": [
+            {
+                **{"index": 3, "loss": 1.5, "target": 1.0, "prediction": 2.5},
+                "input": {"kind": "numbers", "shape": [2], "values": [0.25, -1.5]},
+            }
+        ],
     }
     missing = {"set": "other", "loss": "", "kind": "none", "why": f"of {name}"}
     evaluation = {"step": 4, "is_newest": True, "is_best": True, "measured": "weights"}
@@ -418,6 +438,7 @@ def test_page_shows_the_predictions(browser, show):
         "predicted dog, target cat",
         "loss 2.5, confidence 0.9",
     ]
+    assert "0.25 -1.5" in texts(browser, ".sample")[-1]
     images = "return [...document.images].map(one => [one.naturalWidth, one.naturalHeight])"
     browser.scroll_to(browser.find_all(".sample")[0])
     browser.wait_until(lambda: browser.run(images) == [[2, 1]] * 2, "the pictures", 10)

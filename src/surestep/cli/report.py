@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated
 
 import tyro
@@ -21,6 +21,7 @@ from surestep.record.run import Run
 from surestep.record.runs import find_runs, newest_run
 
 _RUNS = Path("runs")
+_OF_STUDY = "runs.html"
 
 
 @command("report")
@@ -42,7 +43,7 @@ def run(
     Args:
         folders: Run folders, addresses of mirrors, or folders of runs; by default the newest run
             in runs.
-        out: The file to write or replace.
+        out: The HTML file to write or replace.
         json: Print the numbers of the page as JSON, and write no page.
         redact: Leave out host, user, paths and environment.
         live: Serve the page on this machine until Ctrl-C, and print its address. It shows what the
@@ -56,6 +57,8 @@ def run(
         return serve_live(folders or [str(newest_run(_RUNS))], port, redacted=redact)
     if port is not None:
         raise ConfigError("--port is the port of a live page. Add --live.")
+    if json and out is not None:
+        raise ConfigError("--json writes no page. Leave it or --out out.")
     names = list_runs(folders)
     with ExitStack() as stack:
         runs = {name: stack.enter_context(open_run(name)) for name in names}
@@ -79,10 +82,13 @@ def list_runs(folders: Sequence[str]) -> list[str]:
     """Return the runs that are typed, and those in the folders of runs that are.
 
     Raises:
+        ConfigError: a name is empty.
         RunError: a folder does not exist, or has no runs.
     """
     names = []
     for name in folders or [str(newest_run(_RUNS))]:
+        if not name:
+            raise ConfigError("The name of a run is empty. Pass its folder.")
         path = Path(name)
         if is_address(name) or is_run(path) or not path.is_dir():
             names.append(name)  # opening it says what is wrong
@@ -98,8 +104,11 @@ def _choose_path(folders: Sequence[str], runs: Mapping[str, Run]) -> Path:
     from surestep.reports.write import PAGE
 
     if len(folders) == 1 and not is_address(folders[0]):
-        return Path(folders[0]) / PAGE
+        folder = Path(folders[0])
+        # A study has a page of its own there.
+        return folder / (_OF_STUDY if (folder / "study.json").is_file() else PAGE)
     if len(runs) == 1:
         name, opened = next(iter(runs.items()))
-        return Path(f"{opened.name}-{PAGE}") if is_address(name) else opened.path / PAGE
+        is_copy = is_address(name)  # whose folder is a temporary one
+        return Path(f"{PurePosixPath(name).name}-{PAGE}") if is_copy else opened.path / PAGE
     return Path(PAGE)

@@ -78,6 +78,8 @@ class Options(CommandOptions):
         """Check the values, and that they can be combined."""
         if self.dry_run and self.overfit is not None:
             raise ConfigError("--dry-run and --overfit cannot be combined. Pass one of them.")
+        if self.run == "":
+            raise ConfigError("--run has no folder. Pass one, or leave it out.")
         of_a_run = (self.run, self.resume, self.allow, self.from_, self.notify, self.report)
         if self.is_trial and of_a_run != (None, "auto", None, None, None, False):
             raise ConfigError(

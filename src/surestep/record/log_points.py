@@ -295,16 +295,16 @@ class _Layout:
         else:
             edges = lines.edges[lines.first_edge[rows, np.newaxis] + np.arange(self.edges)]
         group = _Group(rows, edges.T[0::2][self.numbers], edges.T[1::2][self.numbers])
-        befores, afters = [lines.begins[rows], *group.ends], [*group.starts, lines.ends[rows]]
+        ends_before, afters = [lines.begins[rows], *group.ends], [*group.starts, lines.ends[rows]]
         fits = np.ones(len(rows), dtype=np.bool_)
-        for text, before, after in zip(self.texts, befores, afters, strict=True):
+        for text, before, after in zip(self.texts, ends_before, afters, strict=True):
             fits &= after - before == len(text)
         group = group.select(fits)
         if not len(group.rows):
             return group
-        befores = [lines.begins[group.rows], *group.ends]
+        ends_before = [lines.begins[group.rows], *group.ends]
         fits = np.ones(len(group.rows), dtype=np.bool_)
-        for text, before in zip(self.texts, befores, strict=True):
+        for text, before in zip(self.texts, ends_before, strict=True):
             found = lines.texts(len(text))[before]
             if found.tobytes() != text * len(found):  # comparing each is slow
                 fits &= found == text
@@ -337,8 +337,8 @@ class _Layout:
     def _join(self, lines: _Lines, group: _Group) -> bytes:
         """Return the numbers of some lines as a list of JSON."""
         text = lines.numbers
-        befores = [lines.begins[group.rows], *group.ends]
-        for before, digits in zip(befores, self.digits, strict=True):
+        ends_before = [lines.begins[group.rows], *group.ends]
+        for before, digits in zip(ends_before, self.digits, strict=True):
             if len(digits):
                 text[before[:, np.newaxis] + digits] = ord(" ")
         text[group.starts - 1] = ord(",")

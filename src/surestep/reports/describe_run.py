@@ -11,7 +11,6 @@ import numpy as np
 
 from surestep.base.errors import CheckpointError
 from surestep.base.paths import is_address
-from surestep.base.text import format_count
 from surestep.base.version import VERSION
 from surestep.record.checkpoint.discovery import scan_checkpoints
 from surestep.record.io import read_json
@@ -84,7 +83,7 @@ def describe_numbers(run: Run, name: str, records: Records) -> dict[str, Any]:
         "best": _describe_best(run, records),
         "time": _describe_time(records, status),
         "curve": found["curve"],
-        "findings": found["findings"],
+        "findings": found["findings"] or list(_list_findings(records)),
         "incidents": found["incidents"],
         "commands": _list_commands(run, name, found["state"]),
         "final": [
@@ -148,7 +147,7 @@ def _list_facts(config: Mapping[str, Any], options: Mapping[str, Any]) -> list[l
         "model": _find(config, "model"),
         "loss": _find(config, "loss", "called"),
         **{
-            name: format_count(count, "sample")
+            name: f"{count:,} {'sample' if count == 1 else 'samples'}"
             for name, count in splits.items()
             if isinstance(count, int)
         },
@@ -169,6 +168,17 @@ def _find(found: Any, *keys: str) -> Any:
     for key in keys:
         found = found.get(key) if isinstance(found, dict) else None
     return found
+
+
+def _list_findings(records: Records) -> Iterator[Mapping[str, Any]]:
+    """Yield the findings of a run that has not ended, which only its events have."""
+    seen = set()
+    for event in records.events:
+        texts = tuple(event.get(name) for name in ("rule", "severity", "message", "fix"))
+        is_new = event["event"] == "finding" and texts not in seen
+        if is_new and all(isinstance(text, str) for text in texts):
+            seen.add(texts)
+            yield event
 
 
 def _describe_parent(parent: Mapping[str, Any] | None) -> str | None:

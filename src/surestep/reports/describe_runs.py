@@ -24,6 +24,8 @@ from surestep.reports.curves import Chart, Curve
 from surestep.reports.describe_run import REPORT_FORMAT, describe_axis
 
 _SEED = "seed"
+_UNSEEN = ("model", "code of the recipe")  # have a hash that means little to a reader
+_NAMED, _LONGEST = 3, 60  # options in the name of a group, and characters of each
 MOST_RUNS = 500
 
 
@@ -169,11 +171,20 @@ def _group(options: Sequence[Mapping[str, Any]], different: Sequence[str]) -> _G
     names = [name for name in different if name != _SEED]
     keys = [tuple(_key(known.get(name)) for name in names) for known in options]
     order = list(dict.fromkeys(keys))
-    labels = []
-    for key in order:
-        known = options[keys.index(key)]
-        labels.append(", ".join(f"{name}={known.get(name)}" for name in names) or "all runs")
+    shown = sorted(names, key=lambda name: (name != "recipe", name in _UNSEEN))
+    labels = [_label(options[keys.index(key)], shown) for key in order]
+    for at, label in enumerate(labels):
+        if same := labels[:at].count(label):
+            labels[at] = f"{label} ({same + 1})"
     return _Groups(labels, [order.index(key) for key in keys])
+
+
+def _label(options: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Return the first of the options that distinguish a group, in a line."""
+    texts = [f"{name}={options.get(name)}"[:_LONGEST] for name in names[:_NAMED]]
+    if len(names) > _NAMED:
+        texts.append("...")
+    return ", ".join(texts) or "all runs"
 
 
 def _measure(read: RunRead) -> dict[str, float | None]:

@@ -10,8 +10,9 @@ import numpy as np
 
 from surestep.base.errors import ConfigError
 from surestep.base.files import replace_file
-from surestep.record.io import explain_write_errors
+from surestep.record.io import check_output, explain_write_errors
 from surestep.record.run import Run
+from surestep.record.runs import RunSummary
 from surestep.reports.curves import encode_curve
 from surestep.reports.describe_run import describe_run
 from surestep.reports.describe_runs import describe_runs
@@ -19,12 +20,13 @@ from surestep.reports.page import CHARTS, render_page
 from surestep.reports.redact import redact
 
 PAGE = "report.html"
+ENDINGS = (".html", ".htm")  # so that no file of a run is replaced
 ASSETS = (*CHARTS, "predictions.js", "run.js", "runs.js", "start.js")  # the last runs the others
 LIVE_ASSETS = (*ASSETS[:-1], "live.js", ASSETS[-1])
 
 
 def report(
-    runs: Run | str | Path | Sequence[Run | str | Path],
+    runs: Run | RunSummary | str | Path | Sequence[Run | RunSummary | str | Path],
     out: str | Path | None = None,
     *,
     redacted: bool = False,
@@ -54,14 +56,20 @@ def report(
         >>> print(surestep.report("runs/shown"))
         runs/shown/report.html
     """
-    listed = [runs] if isinstance(runs, (Run, str, Path)) else list(runs)
-    opened = [one if isinstance(one, Run) else Run(Path(one)) for one in listed]
+    listed = [runs] if isinstance(runs, (Run, RunSummary, str, Path)) else list(runs)
+    opened = [_open(one) for one in listed]
     if not opened:
         raise ConfigError("There is no run to report. Pass a run folder, or a list of them.")
     home = opened[0].path / PAGE if len(opened) == 1 else Path(PAGE)
     path = home if out is None else Path(out)
     write_page(path, describe({str(one.path): one for one in opened}, redacted=redacted))
     return path
+
+
+def _open(run: Run | RunSummary | str | Path) -> Run:
+    if isinstance(run, RunSummary):
+        return run.run
+    return run if isinstance(run, Run) else Run(Path(run))
 
 
 def describe(runs: Mapping[str, Run], *, redacted: bool = False) -> dict[str, Any]:
@@ -87,8 +95,10 @@ def write_page(path: Path, data: Mapping[str, Any]) -> None:
         data: what `describe` returns.
 
     Raises:
+        ConfigError: the file is not one with the ending .html, or its folder is missing.
         RunError: it cannot be written.
     """
+    check_output(path, ENDINGS, overwrite=True)
     page = render_page(f"{data['run']} - surestep", encode_arrays(data), ASSETS)
     with (
         explain_write_errors(path, "file", " with --out (out= in Python)"),

@@ -200,7 +200,7 @@ function makeCharts(view, charts, text, ...more) {
     empty.hidden = view.charts.length > 0;
   };
   view.showControls();
-  return [empty, controls, view.grid];
+  return [empty, make("div", {}, controls, view.grid)];  // the settings stay in sight as long as charts do
 }
 
 // The color, the name, and the shape of each kind of mark: a triangle, a square or a line.
@@ -392,8 +392,8 @@ class Chart {
       scales: {x: {time: false}, y: {distr: view.isLog ? 3 : 1, range: this.makeRange()}},
       axes: [{...axis, values: (_, values) => values.map(value => view.formatPlace(value)), space: 90},
         {...axis, values: format, size: 76, ...(this.unit === "bytes" ? {incrs: POWERS} : {})}],
-      series: [{}, ...this.lines.map(({series, curve}) => ({...series, spanGaps: true,
-        points: {show: curve !== undefined && curve.count <= POINTS_UNTIL, size: 5}}))],
+      series: [{}, ...this.lines.map(({series, curve, count = curve?.count}) => ({...series, spanGaps: true,
+        points: {show: count <= POINTS_UNTIL, size: 5}}))],
       bands: this.listBands(),
       hooks: {
         draw: [plot => this.drawMarks(plot)],

@@ -165,5 +165,5 @@ function makeInput(input, label) {
   if (!input.values) return make("p", {class: "soft small"}, input.why ?? "no input to show");
   const more = input.shape.reduce((a, b) => a * b, 1) > input.values.length ? " ..." : "";
   return make("code", {class: "values", title: `shape ${input.shape.join(" x ")}`},
-    input.values.map(formatNumber).join(" ") + more);
+    input.values.map(value => formatNumber(value)).join(" ") + more);
 }

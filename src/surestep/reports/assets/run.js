@@ -71,7 +71,7 @@ function makeTimes(parts) {
 }
 
 function makeState(state) {
-  return make("div", {class: state.is_healthy ? "finding" : "finding warning"},
+  return make("div", {class: state.name === "unclear" ? "finding info" : state.is_healthy ? "finding" : "finding warning"},
     make("h3", {}, state.title), make("p", {}, state.message),
     state.is_healthy || !state.causes.length ? null : [
       make("p", {class: "soft small"}, "Usual causes, in the order to try:"),

@@ -93,7 +93,7 @@ class RunsChart extends Chart {
     this.bands.push({group, fill: `${color}2e`});
     return [{steps, group, edge: "high", values: pick(values => Math.max(...values)), series: edge},
       {steps, group, edge: "low", values: pick(values => Math.min(...values)), series: edge},
-      {steps, values: weight ? smooth(mean, weight) : mean, series: {stroke: color, width: 2,
+      {steps, count: steps.length, values: weight ? smooth(mean, weight) : mean, series: {stroke: color, width: 2,
         dash: DASHES[Math.floor(group / COLORS) % DASHES.length]}}];
   }
 
