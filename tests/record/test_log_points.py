@@ -162,7 +162,7 @@ def test_damaged_runs_have_the_same_results_or_errors(tmp_path, small, seeds):
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        *((b'"first"', b'"frist"'), (b'"samples": 4', b'"samples": x4'), (b", ", b"; ")),
+        *((b'"first"', b'"f1rst"'), (b'"samples": 4', b'"samples": x4'), (b", ", b"; ")),
         *((b'"epoch": 2', b'"epoch": 2%d' % 2**40), (b'"epoch": 2', b'"epoch": -2')),
         *((b'"epoch": 2', b'"epoch": 2.0'), (b'"epoch": 2', b'"epoch": 2, 2')),
         *((b'"lr": [', b'"lr": [0.5, '), (b'"loss": [', b'"loss": [70e98, ')),
