@@ -24,9 +24,13 @@ PRODUCT = "tries one property with every name, option or damaged file"
 REGRESSIONS = "writes the programs that found faults a second time, in plain PyTorch"
 SYNCS = "syncs a database again and again"
 TRAINS = "trains to the end of a curve"
+WAITS = "waits for seconds"
 
 SLOW = {
     "tests/base/test_posix.py": LAUNCHES,
+    "tests/engine/distributed/test_hang_monitor.py::test_process_of_a_rank_has_ended": WAITS,
+    "tests/mirror/test_uploader.py::test_mirror_that_is_full_does_not_stop": WAITS,
+    "tests/mirror/test_uploader.py::test_slow_mirror_does_not_delay": WAITS,
     "tests/cli/test_hostile_run.py": PRODUCT,
     "tests/cli/test_interrupt.py": KILLS,
     "tests/cli/test_launch.py": LAUNCHES,
