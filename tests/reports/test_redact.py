@@ -30,6 +30,13 @@ def test_paths_lose_their_folders(text, kept):
     assert redact({"text": [text]}) == {"text": [kept]}
 
 
+def test_typed_paths_lose_their_folders():
+    texts = ["surestep evaluate team/ada/runs/a", "val/loss of 'team/ada/runs/ab'", "team/ada/run"]
+    assert redact({"texts": texts}, ["team/ada/runs/a", "team/ada/runs/ab"])["texts"] == [
+        *("surestep evaluate .../a", "val/loss of '.../ab'", "team/ada/run")
+    ]
+
+
 def test_host_and_user_are_left_out(monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "node-17")
     monkeypatch.setattr(getpass, "getuser", lambda: "ada")

@@ -84,7 +84,7 @@ def describe(runs: Mapping[str, Run], *, redacted: bool = False) -> dict[str, An
     else:
         ((name, run),) = runs.items()
         data = describe_run(run, name)
-    return redact(data) if redacted else data
+    return redact(data, runs) if redacted else data
 
 
 def write_page(path: Path, data: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from surestep.base.errors import SurestepError
@@ -43,7 +44,9 @@ class RunFollower:
     def __init__(self, run: Run, name: str, *, redacted: bool = False) -> None:
         self.news = News()
         self._run, self._name = run, name
-        self._clean: Callable[[Mapping[str, Any]], dict[str, Any]] = redact if redacted else dict
+        self._clean: Callable[[Mapping[str, Any]], dict[str, Any]] = (
+            partial(redact, paths=(name,)) if redacted else dict
+        )
         self._tail = EventTail(run.path / "events.jsonl")
         self._growth: Growth | None = None  # None: the charts are to be published whole
         self._step: int | None = None

@@ -56,10 +56,13 @@ class RunsFollower:
     ) -> None:
         self.news = News()
         self._list, self._about = list_runs, about
-        self._clean: Callable[[Mapping[str, Any]], dict[str, Any]] = redact if redacted else dict
+        self._is_redacted = redacted
         self._runs: dict[str, _Followed] = {}
         self._shown: dict[str, Any] | None = None
         self._due = -math.inf
+
+    def _clean(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        return redact(data, self._runs) if self._is_redacted else dict(data)
 
     def update(self) -> str:
         """Read and publish what is new; return why that failed, else ""."""
