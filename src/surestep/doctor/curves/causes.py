@@ -32,6 +32,7 @@ _OVERFIT = Cause(
 )
 _CHECK = Cause("The script has a mistake that raises no error.", "{check}")
 _TOO_HIGH = Cause("The learning rate is too high.", "{train} --optim.lr {lower}")
+_HALF = Cause("Half precision overflows.", "{train} --precision fp32")
 
 CAUSES: dict[Name, tuple[Cause, ...]] = {
     "nonfinite": (
@@ -41,7 +42,7 @@ CAUSES: dict[Name, tuple[Cause, ...]] = {
             "surestep replay {incident}",
         ),
         _TOO_HIGH,
-        Cause("Half precision overflows.", "{train} --precision fp32"),
+        _HALF,
     ),
     "diverging": (
         _TOO_HIGH,
@@ -160,7 +161,13 @@ def list_causes(
         "batch": str(2 * batch) if isinstance(batch, int) and batch else "128",
         "steps": str(max(1000, 10 * steps)) if isinstance(steps, int) else "1000",
     }
-    return [Cause(cause.text, cause.command.format(**values)) for cause in CAUSES[state.name]]
+    causes = [cause for cause in CAUSES[state.name] if cause is not _HALF or _is_half(decided)]
+    return [Cause(cause.text, cause.command.format(**values)) for cause in causes]
+
+
+def _is_half(options: Mapping[str, Any]) -> bool:
+    """Whether a run has half precision, as far as its options show."""
+    return options.get("precision") not in ("fp32", "tf32")
 
 
 def _scale(rate: object, factor: float) -> str:
