@@ -7,6 +7,7 @@ and writes parts of them as PNG files of few colors. It takes two minutes.
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack, chdir
 from pathlib import Path
 
 from PIL import Image
@@ -14,7 +15,7 @@ from PIL import Image
 from surestep.reports.write import report
 from tests.browser import Browser, open_browser
 
-FOLDER = Path(__file__).parents[2] / "docs" / "report"
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "report"
 RATES, SEEDS = (0.003, 0.01, 0.1), (0, 1, 2)
 COLORS = 255
 WIDTH, PHONE = 1180, 390
@@ -63,12 +64,14 @@ def draw(browser: Browser, page: Path, name: str, first: str, last: str, *, widt
 def main() -> None:
     """Train, and write all pictures."""
     FOLDER.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as temporary, open_browser(WIDTH, 900) as browser:
-        runs = Path(temporary) / "runs"
+    with ExitStack() as stack:
+        browser = stack.enter_context(open_browser(WIDTH, 900))
+        stack.enter_context(chdir(stack.enter_context(tempfile.TemporaryDirectory())))
+        runs = Path("rates")
         for rate in RATES:
             for seed in SEEDS:
                 train(runs / f"lr{rate}-{seed}", "--optim.lr", str(rate), "--seed", str(seed))
-        one = Path(temporary) / "digits"
+        one = Path("runs/digits")
         train(one, "--epochs", "30", "--report.samples", "6")
         run, all_runs = report(one), report(sorted(runs.iterdir()), runs / "report.html")
         draw(browser, run, "page", "h1", ".chart:nth-child(2)")
