@@ -347,3 +347,10 @@ def test_quiet_and_a_typed_progress_exclude_each_other(surestep, recipe):
     assert answer.code == 2
     assert "--quiet and --logging.progress bar exclude each other" in answer.err
     assert surestep("train", recipe(), "-q", "--logging.progress", "quiet").code == 0
+
+
+def test_run_without_a_folder_is_rejected(folder, recipe, surestep):
+    answer = surestep("train", recipe(), "--run", "")
+    assert answer.code == 2
+    assert "--run has no folder" in answer.err
+    assert not (folder / "config.json").exists()

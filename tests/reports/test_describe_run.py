@@ -174,3 +174,10 @@ def test_damaged_events_are_an_error_with_the_line(tmp_path):
 def test_config_of_anyone_has_a_page(tmp_path, about):
     data = described(tmp_path / "a", [log_point(1, [1.0])], about=about)
     assert ["model", "3"] in data["facts"]
+
+
+def test_findings_of_a_run_that_was_killed_come_from_its_events(tmp_path):
+    finding = dict.fromkeys(("rule", "severity", "message", "fix"), "SS605")
+    events = [{"event": "finding", "time": TIME, "step": 1, **finding}] * 2
+    data = described(tmp_path / "a", [*events, log_point(1, [1.0])], status="running")
+    assert [one["rule"] for one in data["findings"]] == ["SS605"]

@@ -119,3 +119,15 @@ def test_long_curves_have_the_extremes_and_the_mean_of_each_range():
         assert sorted(extremes) == [part.min(), part.max()]
         assert first["means"][number] == pytest.approx(part.mean())
     assert np.flatnonzero(np.isfinite(second["means"])).tolist() == [24]
+
+
+def test_name_of_a_group_has_few_options_and_no_other_group_has_it(tmp_path):
+    found = {}
+    for number in range(3):
+        options = {name: number if name == "e" else number // 2 for name in "abcde"}
+        config = {**options, "seed": 0}
+        folder = write_run(tmp_path / str(number), [log_point(1, [1.0])], config=config)
+        found[str(number)] = Run(folder)
+    assert describe_runs(found)["groups"] == [
+        *("a=0, b=0, c=0, ...", "a=0, b=0, c=0, ... (2)", "a=1, b=1, c=1, ...")
+    ]
