@@ -88,7 +88,9 @@ def test_points_arrive_in_place_and_no_request_leaves_the_server(browser, open_l
     append(run, log_point(3, [1.0, 0.5]), evaluation(4, 0.75), checkpoint(4))
     follower.update()
     wait_for(browser, DRAWN, [[1, 2, 3, 4], [3, 2, 1, 0.5], [None, 1.5, None, 0.75]])
-    wait_for(browser, "return [chart.plot.scales.x.min, chart.plot.scales.x.max]", [1, 2])
+    wait_for(
+        browser, "return chart.plot && [chart.plot.scales.x.min, chart.plot.scales.x.max]", [1, 2]
+    )
     kept = (
         "return [window.same, window.canvas === document.querySelector('.chart canvas'), scrollY]"
     )
@@ -101,7 +103,9 @@ def test_points_arrive_in_place_and_no_request_leaves_the_server(browser, open_l
     assert "Live: running" in header
     assert "updated 0 s ago" in header or "updated 1 s ago" in header
     browser.run("document.querySelector('.chart').chart.view.zoom(null)")
-    wait_for(browser, "return [chart.plot.scales.x.min, chart.plot.scales.x.max]", [0, 4])
+    wait_for(
+        browser, "return chart.plot && [chart.plot.scales.x.min, chart.plot.scales.x.max]", [0, 4]
+    )
     assert all(request.startswith(address) for request in browser.read_requests())
     assert browser.read_console() == []
 
@@ -130,7 +134,8 @@ def test_range_is_selected_while_points_arrive(browser, open_live, run):
     open_live(follower)
     append(run, log_point(3, [1.0] * 97))
     follower.update()
-    ends = "return [chart.plot.scales.x.min, chart.plot.scales.x.max].map(Math.round)"
+    shown = "[chart.plot.scales.x.min, chart.plot.scales.x.max].map(Math.round)"
+    ends = f"return chart.plot ? {shown} : null"
     wait_for(browser, ends, [0, 99])
 
     def record():
