@@ -6,16 +6,16 @@ import shlex
 from dataclasses import asdict
 from typing import Any
 
-from surestep.base.errors import RunError
+from surestep.base.errors import CheckpointError, RunError
 from surestep.base.paths import is_address
 from surestep.doctor.curves.causes import list_causes
 from surestep.doctor.curves.name import name_curve
 from surestep.doctor.curves.state import CurveState
 from surestep.recipes.find import recipe_argument
 from surestep.record.incident import Incident, incidents_of
+from surestep.record.progress import read_progress
 from surestep.record.records import Records
 from surestep.record.run import Run
-from surestep.record.runs import summarize
 from surestep.trainer.review.read_curve import read_curve
 
 _VERSION = 1  # of the JSON form
@@ -32,19 +32,21 @@ def diagnose(opened: Run, name: str, records: Records | None = None) -> dict[str
     Raises:
         RunError: a file of the run is missing, or cannot be read.
     """
-    summary = summarize(opened.path)
-    if summary.problem:
-        raise RunError(summary.problem)
-    status, curve = opened.status, read_curve(opened, records)
+    config, status = opened.config, opened.status
+    try:
+        progress = read_progress(opened.path, config, status)
+    except CheckpointError as error:
+        raise RunError(str(error)) from error
+    curve = read_curve(opened, records)
     states = () if curve is None else name_curve(curve)
     # The lock of a run in a mirror is on another machine.
-    state = str(status["status"]) if is_address(name) else summary.state
+    state = str(status["status"]) if is_address(name) else progress.state
     return {
         "version": _VERSION,
         "run": name,
         "state": state,
-        "step": summary.step,
-        "total_steps": summary.total_steps,
+        "step": progress.step,
+        "total_steps": progress.total_steps,
         "curve": [_describe_state(state, opened, name) for state in states],
         "findings": status.get("findings", []),
         "incidents": [
