@@ -4,6 +4,7 @@ import json
 from itertools import chain
 
 TIME = 1_700_000_000.0
+HOSTILE = "</script><img src=x onerror=document.title='run'><script>document.title='run'</script>"
 
 
 def log_point(first, losses, **more):

@@ -11,8 +11,7 @@ from surestep.base.png import encode_png
 from surestep.base.text import format_duration
 from surestep.reports.page import render_page
 from surestep.reports.write import report
-from tests.browser import open_browser
-from tests.reports.folders import checkpoint, evaluation, log_point, write_run
+from tests.reports.folders import HOSTILE, checkpoint, evaluation, log_point, write_run
 
 ASSETS = files("surestep.reports") / "assets"
 UPLOT = {  # of version 1.6.32, as npm has it
@@ -20,13 +19,6 @@ UPLOT = {  # of version 1.6.32, as npm has it
     "uPlot.iife.min.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
     "uPlot.min.css": "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04",
 }
-HOSTILE = "</script><img src=x onerror=document.title='run'><script>document.title='run'</script>"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with open_browser() as browser:
-        yield browser
 
 
 @pytest.fixture

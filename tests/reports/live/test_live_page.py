@@ -11,17 +11,8 @@ from surestep.reports.live.follow_run import RunFollower
 from surestep.reports.live.follow_runs import RunsFollower
 from surestep.reports.live.server import serve
 from surestep.reports.write import LIVE_ASSETS
-from tests.browser import open_browser
-from tests.reports.folders import checkpoint, evaluation, log_point
+from tests.reports.folders import HOSTILE, checkpoint, evaluation, log_point
 from tests.reports.live.runs import append, end_run, hold, start_run
-
-HOSTILE = "</script><img src=x onerror=document.title='run'><script>document.title='run'</script>"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with open_browser() as browser:
-        yield browser
 
 
 @pytest.fixture
