@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from surestep.base.errors import ConfigError
 from surestep.record.charts import check_columns
 from surestep.record.run import Run
-from surestep.record.runs import RunSummary, newest_run
+from surestep.record.runs import RunSummary, newest_run, open_run_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -66,12 +66,8 @@ def plot(
 
 
 def _open(run: object) -> Run:
-    if isinstance(run, Run):
-        return run
-    if isinstance(run, RunSummary):
-        return run.run
-    if isinstance(run, (str, Path)):
-        return Run(Path(run))
+    if isinstance(run, (Run, RunSummary, str, Path)):
+        return open_run_folder(run)
     raise ConfigError(
         f"surestep.plot() takes runs and their folders, and not a {type(run).__name__}. Pass them "
         'one by one: surestep.plot("runs/a", "runs/b").'

@@ -67,6 +67,17 @@ class RunSummary:
         return Run(self.path)
 
 
+def open_run_folder(run: Run | RunSummary | str | Path) -> Run:
+    """Return a run that is given in any of the forms that Python functions accept.
+
+    Raises:
+        RunError: the folder does not exist, or is not a run folder.
+    """
+    if isinstance(run, RunSummary):
+        return run.run
+    return run if isinstance(run, Run) else Run(Path(run))
+
+
 class RunList(tuple[RunSummary, ...]):
     """Runs of a folder, in their order."""
 

@@ -12,7 +12,7 @@ from surestep.base.errors import ConfigError
 from surestep.base.files import replace_file
 from surestep.record.io import check_output, explain_write_errors
 from surestep.record.run import Run
-from surestep.record.runs import RunSummary
+from surestep.record.runs import RunSummary, open_run_folder
 from surestep.reports.curves import encode_curve
 from surestep.reports.describe_run import describe_run
 from surestep.reports.describe_runs import describe_runs
@@ -57,19 +57,13 @@ def report(
         runs/shown/report.html
     """
     listed = [runs] if isinstance(runs, (Run, RunSummary, str, Path)) else list(runs)
-    opened = [_open(one) for one in listed]
+    opened = [open_run_folder(one) for one in listed]
     if not opened:
         raise ConfigError("There is no run to report. Pass a run folder, or a list of them.")
     home = opened[0].path / PAGE if len(opened) == 1 else Path(PAGE)
     path = home if out is None else Path(out)
     write_page(path, describe({str(one.path): one for one in opened}, redacted=redacted))
     return path
-
-
-def _open(run: Run | RunSummary | str | Path) -> Run:
-    if isinstance(run, RunSummary):
-        return run.run
-    return run if isinstance(run, Run) else Run(Path(run))
 
 
 def describe(runs: Mapping[str, Run], *, redacted: bool = False) -> dict[str, Any]:
