@@ -233,8 +233,8 @@ def _open_group(launched: LaunchInfo, backend: str, timeouts: GroupTimeouts) -> 
         where = f"{launched.address}:{launched.port}"
         if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
             raise ParallelError(
-                f"Rank {launched.rank} of {launched.size} cannot listen at {where}: another process "
-                "uses this port. Choose a free one: torchrun --master-port 29501, or the "
+                f"Rank {launched.rank} of {launched.size} cannot listen at {where}: another "
+                "process uses this port. Choose a free one: torchrun --master-port 29501, or the "
                 "environment variable MASTER_PORT on every rank."
             ) from error
         waited_s = time.monotonic() - began
