@@ -319,6 +319,15 @@ EVENTS: dict[str, TypeAdapter[Any]] = {  # those that are read again
     ),
     "end": adapter(_open({"status": str}, {"reason": str, "findings": list_of[_FINDING]})),
     **dict.fromkeys((*UNDOING, "checkpoint", "incident"), AT_STEP),
+    "micro_batch": adapter(
+        _open(
+            {"step": Size, "size": Count, "why": str},
+            {
+                **{"split": str | None, "before": Count, "error": str},
+                **dict.fromkeys(("allocated", "reserved"), Size | None),
+            },
+        )
+    ),
     "branch": adapter(_open({"run": str, "step": Count})),
     "skipped": adapter(
         _open(

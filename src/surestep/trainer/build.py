@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -50,6 +50,7 @@ from surestep.engine.parallel.manual_allreduce import ManualAllReduceStrategy, b
 from surestep.engine.parallel.strategy import strategy_class
 from surestep.engine.plan.batching import BatchLayout
 from surestep.engine.plan.plan import Plan
+from surestep.engine.resolve.data import why_not_split
 from surestep.engine.rng import GlobalGenerators, ModelRNG
 from surestep.engine.schedule.groups import GroupSchedule
 from surestep.engine.schedule.lr import PlateauState, make_lr_factor
@@ -57,6 +58,7 @@ from surestep.engine.state.average import NAME as AVERAGE
 from surestep.engine.state.average import AveragedWeights, with_swa_lr
 from surestep.engine.state.state import WHOLE, State, Stateful, trainable_parameters
 from surestep.engine.step.callback import Callback, stateful_callbacks
+from surestep.engine.step.fitted_steps import find_first_size
 from surestep.engine.step.lbfgs import lbfgs_update
 from surestep.engine.step.loop import Loop
 from surestep.engine.step.manual_step import manual_update
@@ -122,9 +124,10 @@ def build(
         monitor, skips = plan.validation_metric, plan.on_nonfinite == "skip"
         codes = (model, loss.teacher, *code_of_losses(loss).values(), *task.metrics.values())
         with preserve_weights(model), preserve_attributes(*codes, task.batch_transform):
-            first = check_first_batch(
-                model, loader, task, autocast(plan), fresh=fresh, judged_by=monitor, skips=skips
-            )
+            options: Any = {"fresh": fresh, "judged_by": monitor, "skips": skips}
+            try_first = partial(check_first_batch, model, loader, task, autocast(plan), **options)
+            can_split = planned.fits and world.size == 1 and not why_not_split(planned.info)
+            first = find_first_size(try_first, loader) if can_split else try_first()
     settings.enter_context(compile_model(model, plan, in_blocks=strategy.gathers_blocks))
     context, groups = _make_step_context(plan, task, model, loss, settings, world)
     trained = trained_modules(context.train_modes, model, plan, groups)

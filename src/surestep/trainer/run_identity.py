@@ -18,6 +18,7 @@ from surestep.engine.data.dataset import count_samples, dataset_of
 from surestep.engine.data.make_source import dataset_fingerprint
 from surestep.engine.data.stream import PROBED, StreamReader, digest, fingerprint, is_stream
 from surestep.engine.losses.adapt import Loss
+from surestep.engine.plan.fitting import FIT
 from surestep.engine.plan.not_checked import not_checked
 from surestep.engine.plan.plan import Plan
 from surestep.engine.plan.system import device_name
@@ -60,7 +61,8 @@ def run_identity(origin: TaskOrigin, planned: PreparedTask) -> dict[str, Any]:
             decision.option: to_jsonable(decision.value)
             for decision in decisions
             if decision.option not in DERIVED
-        },
+        }
+        | _fitting(planned),
         "seeds": SEEDS,
         "data": _data(planned),
         "validation": _validation(planned),
@@ -78,6 +80,12 @@ def run_identity(origin: TaskOrigin, planned: PreparedTask) -> dict[str, Any]:
             "threads": planned.system.threads,
         },
     }
+
+
+def _fitting(planned: PreparedTask) -> dict[str, str]:
+    """Return the options whose value is what fits in memory: each run records its own sizes."""
+    fits = {"micro_batch_size": planned.fits, "validation.batch_size": planned.fits_evaluation}
+    return {option: FIT for option, is_found in fits.items() if is_found}
 
 
 def hash_user_modules(recipe: Any = None) -> dict[str, str]:
