@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import nn
 
@@ -11,13 +11,14 @@ from surestep.base.errors import ConfigError
 from surestep.base.warn import warn
 from surestep.engine.buffers import initial_values
 from surestep.engine.checks.batch_norm import check_training, check_validation
-from surestep.engine.checks.first_batch import check_first_batch
+from surestep.engine.checks.first_batch import FirstBatchResult, check_first_batch
 from surestep.engine.checks.task import check_model, check_teacher
 from surestep.engine.data.batch_loader import BatchLoader, make_loader
 from surestep.engine.data.bptt import check_stateful_rnn
 from surestep.engine.data.dataloader import loader_settings
 from surestep.engine.data.dataset import count_samples
 from surestep.engine.data.lengths import EPOCH_LENGTHS
+from surestep.engine.data.smaller_batches import retry_in_smaller_batches
 from surestep.engine.data.stream_loader import checkpoint_state
 from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.losses.adapt import Loss
@@ -58,7 +59,6 @@ from surestep.engine.state.average import NAME as AVERAGE
 from surestep.engine.state.average import AveragedWeights, with_swa_lr
 from surestep.engine.state.state import WHOLE, State, Stateful, trainable_parameters
 from surestep.engine.step.callback import Callback, stateful_callbacks
-from surestep.engine.step.fitted_steps import find_first_size
 from surestep.engine.step.lbfgs import lbfgs_update
 from surestep.engine.step.loop import Loop
 from surestep.engine.step.manual_step import manual_update
@@ -120,14 +120,7 @@ def build(
     loss.to(plan.device)
     loader = make_loader(task.train, "train", task=task, loss=loss, plan=plan, training=True)
     settings.callback(loader.close)
-    with disable_compile(model):
-        monitor, skips = plan.validation_metric, plan.on_nonfinite == "skip"
-        codes = (model, loss.teacher, *code_of_losses(loss).values(), *task.metrics.values())
-        with preserve_weights(model), preserve_attributes(*codes, task.batch_transform):
-            options: Any = {"fresh": fresh, "judged_by": monitor, "skips": skips}
-            try_first = partial(check_first_batch, model, loader, task, autocast(plan), **options)
-            can_split = planned.fits and world.size == 1 and not why_not_split(planned.info)
-            first = find_first_size(try_first, loader) if can_split else try_first()
+    first = _try_first_batch(planned, model, loader, fresh=fresh, is_alone=world.size == 1)
     settings.enter_context(compile_model(model, plan, in_blocks=strategy.gathers_blocks))
     context, groups = _make_step_context(plan, task, model, loss, settings, world)
     trained = trained_modules(context.train_modes, model, plan, groups)
@@ -155,6 +148,31 @@ def build(
         writes,
         partial(seed_late_generators, found, context.randomness.generators),
     )
+
+
+def _try_first_batch(
+    planned: PreparedTask, model: nn.Module, loader: BatchLoader, *, fresh: bool, is_alone: bool
+) -> FirstBatchResult:
+    """Check the first batch, in smaller micro-batches if it runs out of memory and may be split."""
+    plan, task, loss = planned.plan, planned.task, planned.loss
+    codes = (model, loss.teacher, *code_of_losses(loss).values(), *task.metrics.values())
+    check = partial(
+        check_first_batch,
+        model,
+        loader,
+        task,
+        autocast(plan),
+        fresh=fresh,
+        judged_by=plan.validation_metric,
+        skips=plan.on_nonfinite == "skip",
+    )
+    can_split = planned.fits and is_alone and not why_not_split(planned.info)
+    with (
+        disable_compile(model),
+        preserve_weights(model),
+        preserve_attributes(*codes, task.batch_transform),
+    ):
+        return retry_in_smaller_batches(check, loader, lambda *_: can_split)
 
 
 def _states_of_data(loader: BatchLoader, state: State, plan: Plan) -> dict[str, Stateful]:

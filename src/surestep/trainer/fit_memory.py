@@ -4,10 +4,12 @@ from functools import partial
 from typing import Any
 
 from surestep.base.text import format_bytes
+from surestep.engine.data.batch_loader import BatchLoader
+from surestep.engine.data.smaller_batches import Retry
 from surestep.engine.distributed.communicator import Communicator
-from surestep.engine.plan.fitting import ALL, FoundSize, SizesByStep
+from surestep.engine.plan.fitting import ALL, FoundSize, SizeChange, SizesByStep
 from surestep.engine.resolve.data import why_not_split
-from surestep.engine.step.fitted_steps import FittedSteps, SizeChange
+from surestep.engine.step.fitted_steps import FittedSteps
 from surestep.record.events import find_events
 from surestep.record.run_writer import RunWriter
 from surestep.trainer.planning import PreparedTask
@@ -50,7 +52,17 @@ def _sizes_of(known: list[dict[str, Any]], split: str | None) -> SizesByStep:
     )
 
 
-def fit_training(
+def fit_memory(
+    session: Session, planned: PreparedTask, recorder: RunWriter, known: list[dict[str, Any]]
+) -> None:
+    """Train and evaluate in batches that fit in memory, if that is set."""
+    if planned.fits and not session.finished:
+        _fit_training(session, planned, recorder, known)
+    if planned.fits_evaluation:
+        session.evaluations.fit_memory(FittedEvaluations(session, recorder, known).use_size)
+
+
+def _fit_training(
     session: Session, planned: PreparedTask, recorder: RunWriter, known: list[dict[str, Any]]
 ) -> None:
     """Take the steps of a session in the recorded sizes, and in smaller ones if memory runs out."""
@@ -67,6 +79,49 @@ def fit_training(
     record = partial(_record_on_rank if is_shared else _record, session, recorder)
     why_not = reasons[0] if reasons else ""
     loop.fit_memory(FittedSteps(loop.loader, sizes, record, why_not=why_not, is_shared=is_shared))
+
+
+class FittedEvaluations:
+    """The sizes of the evaluations of an open run, by split.
+
+    Args:
+        session: of the run.
+        recorder: of its folder.
+        known: the sizes that the run has recorded.
+    """
+
+    def __init__(self, session: Session, recorder: RunWriter, known: list[dict[str, Any]]) -> None:
+        self._session, self._recorder, self._known = session, recorder, known
+        self._sizes: dict[str, SizesByStep] = {}
+
+    def use_size(self, loader: BatchLoader) -> Retry:
+        """Split the data of a loader as recorded for this step; return what decides on retries."""
+        split, step = loader.subset, self._session.state.progress.step
+        if split not in self._sizes:
+            self._sizes[split] = _sizes_of(self._known, split)
+        size = self._sizes[split].at(step)
+        if size is None:
+            fields = {"step": step, "size": loader.layout.micro_batch_size, "why": "the start"}
+            self._recorder.durable_event(EVENT, split=split, **fields)
+            self._sizes[split].add(step, loader.layout.micro_batch_size)
+        elif size != loader.layout.micro_batch_size:
+            loader.split_into(size)
+        return partial(self._retry, split, step)
+
+    def _retry(self, split: str, step: int, before: int, held: dict[str, Any]) -> bool:
+        """Make a smaller size durable, and report it; several ranks cannot go back together."""
+        change = SizeChange(step, before // 2, before, **held)
+        is_shared = self._session.loop.world.size > 1
+        record = self._recorder.durable_event_of_rank if is_shared else self._recorder.durable_event
+        record(EVENT, split=split, why=OUT_OF_MEMORY, **_held(change))
+        self._sizes[split].add(step, change.size)
+        if not is_shared:
+            self._session.messages.print_line(
+                f"The evaluation of {split} ran out of memory in batches of {before}: all of it "
+                f"is repeated in batches of {change.size}, as are later ones. "
+                f"{describe_fragmentation(change)}".rstrip()
+            )
+        return not is_shared
 
 
 def _record_on_rank(session: Session, recorder: RunWriter, change: SizeChange) -> None:

@@ -33,7 +33,7 @@ from surestep.trainer.best_metric import measure_on, reset_best
 from surestep.trainer.build import BuiltLoop, build
 from surestep.trainer.config_diff import may_change_data
 from surestep.trainer.evaluator import Evaluator
-from surestep.trainer.fit_memory import fit_training, plan_known_size, read_sizes
+from surestep.trainer.fit_memory import fit_memory, plan_known_size, read_sizes
 from surestep.trainer.own_loop import describe_ignored
 from surestep.trainer.parts import InBackground, list_parts
 from surestep.trainer.planning import PreparedTask, TaskOrigin, make_eval_loaders, plan_task
@@ -128,8 +128,7 @@ def prepare(
         parts = list_parts(session, built, recorder, display, callbacks, in_background, start_time)
         closers = opened.closers(session, senders)
         session.open(parts, display, closers, is_saved=decision.loads_own_state)
-        if planned.fits and not session.finished:
-            fit_training(session, planned, recorder, known)
+        fit_memory(session, planned, recorder, known)
         report_start(session, recorder, decision, init)
         if not session.finished:
             session.checks.check_data(decision.identity, is_resumed=decision.checkpoint is not None)

@@ -18,6 +18,25 @@ class FoundSize(NamedTuple):
 ALL = "all of a batch"  # where a size comes from if nothing is known
 
 
+class SizeChange(NamedTuple):
+    """A smaller micro-batch size.
+
+    Attributes:
+        step: the first step with it; of an evaluation, the steps before it.
+        before: the size that ran out of memory.
+        error: the first line of the error.
+        allocated: bytes of tensors on the CUDA device at the error; None on other devices.
+        reserved: bytes that torch's allocator held there: the difference is fragmented.
+    """
+
+    step: int
+    size: int
+    before: int
+    error: str
+    allocated: int | None = None
+    reserved: int | None = None
+
+
 class SizesByStep:
     """The micro-batch size of each step of a run: the smallest that is known up to that step.
 

@@ -5,23 +5,20 @@ micro-batches were smaller from this step on. An update that began is not undone
 does not depend on the micro-batch size.
 """
 
-import gc
 import traceback
 from collections.abc import Callable
 from inspect import unwrap
-from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from surestep.base.errors import OutOfMemoryError
 from surestep.engine.batch import Batch
 from surestep.engine.data.apply_transform import BatchTransform
 from surestep.engine.data.batch_loader import BatchLoader
-from surestep.engine.device import ran_out
+from surestep.engine.device import clear_frames, describe_memory, ran_out
 from surestep.engine.metrics import base as metrics
 from surestep.engine.model.preserve import BufferSnapshot
 from surestep.engine.parallel.base import Strategy
-from surestep.engine.plan.fitting import SizesByStep
+from surestep.engine.plan.fitting import SizeChange, SizesByStep
 from surestep.engine.step.lbfgs import lbfgs_update
 from surestep.engine.step.part import Parts
 from surestep.engine.step.train_step import (
@@ -54,71 +51,9 @@ _OF_UPDATE = (
     "checkpoint with an optimizer that takes less, such as optim.name='adamw8bit' or 'sgd'."
 )
 
-T = TypeVar("T")
-
 
 class StepAgain(Exception):
     """The step ran out of memory and changed nothing: it is to be taken again."""
-
-
-class SizeChange(NamedTuple):
-    """A smaller micro-batch size.
-
-    Attributes:
-        step: the first step with it.
-        before: the size that ran out of memory.
-        error: the first line of the error.
-        allocated: bytes of tensors on the CUDA device at the error; None on other devices.
-        reserved: bytes that torch's allocator held there: the difference is fragmented.
-    """
-
-    step: int
-    size: int
-    before: int
-    error: str
-    allocated: int | None = None
-    reserved: int | None = None
-
-
-def describe_memory(error: BaseException, device: torch.device) -> dict[str, Any]:
-    """Return what is recorded of an error: its first line, and on CUDA what torch held."""
-    found: dict[str, Any] = {"error": str(error).partition("\n")[0] or type(error).__name__}
-    if device.type == "cuda":
-        found["allocated"] = torch.cuda.memory_allocated(device)
-        found["reserved"] = torch.cuda.memory_reserved(device)
-    return found
-
-
-def release_memory(device: torch.device) -> None:
-    """Free what nothing refers to any more, also on the device."""
-    gc.collect()  # it is off between the steps
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-
-
-def clear_frames(error: BaseException | None) -> None:
-    """Drop the tensors that the frames of an error, and of those before it, refer to."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
-
-
-def find_first_size(check: Callable[[], T], loader: BatchLoader) -> T:
-    """Check the first batch, in smaller micro-batches as long as memory runs out; return a result.
-
-    Raises:
-        OutOfMemoryError: one sample is too large.
-    """
-    while True:
-        size = loader.layout.micro_batch_size
-        try:
-            return check()
-        except (RuntimeError, MemoryError, OutOfMemoryError) as error:
-            if size < 2 or not (ran_out(error) or isinstance(error, OutOfMemoryError)):
-                raise
-            clear_frames(error)
-        release_memory(loader.device)
-        loader.split_into(size // 2)
 
 
 class FittedSteps:

@@ -11,11 +11,12 @@ from surestep.engine.batch import Batch
 from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.data.failures import explain_target
 from surestep.engine.data.stream_loader import StreamLoader
+from surestep.engine.device import release_memory
 from surestep.engine.model.forward_errors import explain_single
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import State
 from surestep.engine.step.callback import Callback, Reply, Request, Rollback, Stop
-from surestep.engine.step.fitted_steps import FittedSteps, StepAgain, release_memory
+from surestep.engine.step.fitted_steps import FittedSteps, StepAgain
 from surestep.engine.step.gc import manual_gc
 from surestep.engine.step.part import Parts
 from surestep.engine.step.requests import Requests
