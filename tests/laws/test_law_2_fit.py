@@ -30,6 +30,12 @@ from tests.laws.support.tasks import assert_same, session_of, snapshot
 Folder = Callable[[], Path]
 
 
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give each test its own cache of found sizes."""
+    monkeypatch.setenv("SURESTEP_CACHE_DIR", str(tmp_path / "cache"))
+
+
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return the end of a run whose sizes were set."""

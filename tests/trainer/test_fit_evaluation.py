@@ -54,6 +54,12 @@ class Limited(nn.Module):
 
 
 @pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give each test its own cache of found sizes."""
+    monkeypatch.setenv("SURESTEP_CACHE_DIR", str(tmp_path / "cache"))
+
+
+@pytest.fixture(autouse=True)
 def started(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limit the memory after the first steps."""
     steps = Session.steps

@@ -1,5 +1,7 @@
 """micro_batch_size="fit": what is taken again, what is not, and what is recorded and said."""
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +10,8 @@ from torch import nn
 
 import surestep
 from surestep.base.errors import ConfigError, OutOfMemoryError, RunError
+from surestep.trainer import fit_memory
+from surestep.trainer.found_sizes import load_sizes
 from surestep.trainer.session import Session
 from tests.laws.support.limited_memory import OUT_OF_MEMORY, LimitedMemory, PlainNet, task_of
 from tests.laws.support.tasks import assert_same, rows, session_of, snapshot, with_batchnorm
@@ -18,6 +22,12 @@ OPTIONS: dict[str, Any] = {
     "micro_batch_size": "fit",
     "logging": {"every": "1 step"},
 }
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give each test its own cache of found sizes."""
+    monkeypatch.setenv("SURESTEP_CACHE_DIR", str(tmp_path / "cache"))
 
 
 def open_fitted(folder, memory, task=None, callbacks=(), **more: Any) -> Session:
@@ -45,7 +55,7 @@ def test_sizes_are_recorded_before_the_step_is_taken_again(tmp_path, capsys):
         list(session.steps())
     assert memory.recorded == [[(1, 16), (2, 8)]]
     events = [e for e in session.run.events() if e["event"] == "micro_batch"]
-    assert events[0]["why"] == "all of a batch"
+    assert events[0]["why"] == "by the estimated memory of a step"
     assert events[1] == {
         **{"event": "micro_batch", "time": events[1]["time"], "why": "memory ran out"},
         **{"step": 2, "size": 8, "before": 16, "error": str(OUT_OF_MEMORY[0])},
@@ -179,6 +189,7 @@ def test_step_that_is_interrupted_while_it_is_taken_again_can_be_resumed(tmp_pat
 
     with open_fitted(tmp_path / "whole", LimitedMemory({2: 8})) as whole:
         list(whole.steps())
+    shutil.rmtree(tmp_path / "cache")
     interrupted = open_fitted(tmp_path / "run", Interrupted({2: 8}))
     with pytest.raises(KeyboardInterrupt), interrupted as session:
         list(session.steps())
@@ -265,3 +276,70 @@ def test_size_that_is_set_has_no_event_and_takes_no_step_again(tmp_path):
         list(session.steps())
     assert sizes_of(session.run) == []
     assert memory.ran_out == 1
+
+
+def test_next_run_of_the_recipe_starts_with_the_size_that_was_found(tmp_path):
+    with open_fitted(tmp_path / "first", LimitedMemory({2: 8})) as session:
+        list(session.steps())
+    with open_fitted(tmp_path / "second", LimitedMemory({})) as session:
+        assert session.plan.micro_batch_size == 8
+        assert "an earlier run of this recipe on this machine found it" in (
+            session.plan.reason("micro_batch_size")
+        )
+    for other in ({"batch_size": 17}, {"optim": {"name": "sgd", "lr": 0.1}}):
+        with open_fitted(tmp_path / next(iter(other)), LimitedMemory({}), **other) as session:
+            assert session.plan.micro_batch_size > 8
+
+
+DAMAGED = (b"", b"{", b"[]", b"null", b'{"training": "8"}', b'{"training": 0}', b"[" * 9999)
+
+
+@pytest.mark.parametrize("content", [*DAMAGED, None])
+def test_damaged_entry_is_ignored(tmp_path, content):
+    with open_fitted(tmp_path / "first", LimitedMemory({2: 8})) as session:
+        list(session.steps())
+    (entry,) = (tmp_path / "cache" / "fit").iterdir()
+    entry.unlink()
+    entry.mkdir() if content is None else entry.write_bytes(content)
+    with open_fitted(tmp_path / "second", memory := LimitedMemory({2: 8})) as session:
+        assert session.plan.micro_batch_size == 16
+        list(session.steps())
+    assert memory.ran_out == 1
+    assert entry.is_dir() or load_sizes(entry).training == 8
+
+
+def test_run_that_started_keeps_its_sizes_whatever_other_runs_find(tmp_path):
+    with open_fitted(tmp_path / "run", LimitedMemory({})) as session:
+        next(session.steps())
+        session.save()
+    with open_fitted(tmp_path / "other", LimitedMemory({2: 8})) as session:
+        list(session.steps())
+    with open_fitted(tmp_path / "run", LimitedMemory({})) as session:
+        assert session.plan.micro_batch_size == 16
+        assert "this run uses it from step 1 on" in session.plan.reason("micro_batch_size")
+        list(session.steps())
+    assert sizes_of(session.run) == [(1, 16)]
+
+
+def test_start_is_what_the_estimate_allows(tmp_path, monkeypatch):
+    monkeypatch.setattr(fit_memory, "find_largest_micro_batch", lambda planned, limit: 7)
+    with open_fitted(tmp_path / "run", LimitedMemory({})) as session:
+        assert session.plan.batch_layout == "16 = 2 micro-batches x 6 + 4"
+        assert "fit: by the estimated memory of a step" in session.plan.reason("micro_batch_size")
+
+
+def test_estimate_that_is_not_known_starts_with_all_of_a_batch(tmp_path, monkeypatch):
+    def fail(planned: Any, limit: int) -> int:
+        raise ConfigError("The memory of a step is not known.")
+
+    monkeypatch.setattr(fit_memory, "find_largest_micro_batch", fail)
+    with open_fitted(tmp_path / "run", LimitedMemory({})) as session:
+        assert session.plan.reason("micro_batch_size").startswith("fit: all of a batch; halved")
+
+
+def test_estimated_split_that_changes_the_update_is_rejected(tmp_path, monkeypatch):
+    monkeypatch.setattr(fit_memory, "find_largest_micro_batch", lambda planned, limit: 4)
+    task = surestep.Task(with_batchnorm(), nn.CrossEntropyLoss(), rows(64))
+    with pytest.raises(ConfigError, match="Set micro_batch_size=4 if the update may change"):
+        session_of(task, tmp_path / "run", **OPTIONS)
+    assert not (tmp_path / "run").exists()

@@ -68,7 +68,7 @@ def run_identity(origin: TaskOrigin, planned: PreparedTask) -> dict[str, Any]:
         "validation": _validation(planned),
         "loss": _loss(planned.loss),
         "items": ITEMS,
-        "model": _model(planned.model),
+        "model": describe_model(planned.model),
         "modules": {
             name or "(the model)": {"type": _name_of(type(module)), **_settings(module)}
             for name, module in planned.model.named_modules()
@@ -207,7 +207,7 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str))
 
 
-def _model(model: nn.Module) -> str | None:
+def describe_model(model: nn.Module) -> str | None:
     """Return the number of parameters and tensors, and a digest of their names and shapes."""
     tensors = dict(chain(model.named_parameters(), model.named_buffers()))
     if any(map(is_lazy, tensors.values())):
