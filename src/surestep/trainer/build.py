@@ -70,6 +70,7 @@ from surestep.engine.task.task import Task
 from surestep.trainer.forward_writes import RestoreWrites
 from surestep.trainer.planning import PreparedTask
 from surestep.trainer.rank_consistency import warm_up_ddp
+from surestep.trainer.try_on_ranks import find_size_on_ranks
 
 
 class BuiltLoop(NamedTuple):
@@ -139,6 +140,9 @@ def build(
     writes = RestoreWrites(first, loop)
     check = check_requires_grad(state)
     if world.size > 1 and task.step is None and strategy.allows_warm_up:
+        is_known = planned.info.fitting is not None and planned.info.fitting.is_recorded
+        if planned.fits and strategy.copies_model and not is_known:
+            find_size_on_ranks(context, loader, plan, next(iter(why_not_split(planned.info)), ""))
         warm_up_ddp(context, loader, plan)
     state.unfreezing = make_unfreeze_schedule(model, plan, groups, context.train_modes)
     return BuiltLoop(

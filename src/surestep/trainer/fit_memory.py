@@ -13,6 +13,7 @@ from surestep.engine.allocator import usable_memory
 from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.data.smaller_batches import Retry
 from surestep.engine.distributed.communicator import Communicator
+from surestep.engine.distributed.launcher_env import request_restart
 from surestep.engine.plan.fitting import ALL, FoundSize, SizeChange, SizesByStep
 from surestep.engine.resolve.data import why_not_split
 from surestep.engine.step.fitted_steps import FittedSteps
@@ -61,7 +62,8 @@ def plan_first_sizes(
         found = run_on_rank_zero(world, find, decode=_as_found_sizes)
         return planned.start_with(**found)
     first = min(entry["step"] for entry in known if entry["size"] == size)
-    return planned.start_with(fitting=FoundSize(size, f"this run uses it from step {first} on"))
+    why = f"this run uses it from step {first} on"
+    return planned.start_with(fitting=FoundSize(size, why, is_recorded=True))
 
 
 def _as_found_sizes(values: dict[str, Any]) -> dict[str, FoundSize]:
@@ -148,6 +150,7 @@ def _fit_training(
         why = ALL if planned.info.fitting is None else planned.info.fitting.why
         if size < planned_size:
             why = f"the first batch ran out of memory in micro-batches of {planned_size}"
+            store(training=size)
         recorder.durable_event(EVENT, step=step, size=size, why=why)
         sizes.add(step, size)
     is_shared, reasons = loop.world.size > 1, why_not_split(planned.info)
@@ -156,7 +159,9 @@ def _fit_training(
     def record(change: SizeChange) -> None:
         append(EVENT, why=OUT_OF_MEMORY, **_held(change))
         store(training=change.size)
-        if not is_shared:
+        if is_shared:
+            request_restart()
+        else:
             session.messages.print_line(_describe_change(change))
 
     why_not = reasons[0] if reasons else ""
@@ -211,7 +216,9 @@ class FittedEvaluations:
         self._sizes[split].add(step, change.size)
         self._smallest = min(self._smallest, change.size)
         self._store(evaluation=self._smallest)
-        if not is_shared:
+        if is_shared:
+            request_restart()
+        else:
             self._session.messages.print_line(
                 f"The evaluation of {split} ran out of memory in batches of {before}: all of it "
                 f"is repeated in batches of {change.size}, as are later ones. "

@@ -9,10 +9,16 @@ DROPOUT: Final = "dropout draws for each micro-batch"  # of the reasons why a ba
 
 
 class FoundSize(NamedTuple):
-    """A size to start with, and where it comes from, as a part of a sentence."""
+    """A size to start with.
+
+    Attributes:
+        why: where it comes from, as a part of a sentence.
+        is_recorded: the run that resumes has recorded it.
+    """
 
     size: int
     why: str
+    is_recorded: bool = False
 
 
 ALL = "all of a batch"  # where a size comes from if nothing is known

@@ -85,8 +85,7 @@ def _fitting_size(ctx: PlanContext) -> Decision:
             "micro_batch_size=16."
         )
     share, found, changes = _rank_share(ctx), ctx.task_info.fitting, why_not_split(ctx.task_info)
-    size, why = (share, ALL) if found is None else found
-    size = min(size, share)
+    size, why = (share, ALL) if found is None else (min(found.size, share), found.why)
     if changes and size < share:
         ctx.reject(
             f"micro_batch_size='fit' would split the batch into micro-batches of {size} ({why}), "

@@ -6,7 +6,7 @@ from typing import Literal
 from surestep.config.metric_direction import direction_of
 from surestep.engine.metrics.base import find_object
 from surestep.engine.plan.context import Decision, PlanContext, resolves
-from surestep.engine.plan.fitting import FIT
+from surestep.engine.plan.fitting import FIT, FoundSize
 from surestep.engine.plan.specs import raw_name
 
 
@@ -47,11 +47,9 @@ def _fitting_size(ctx: PlanContext) -> Decision:
             f"limit_val_batches={ctx['limit_val_batches']} counts batches of that size. Set a "
             "number: validation.batch_size=64."
         )
-    size, why = ctx.task_info.fitting_evaluation or (
-        ctx["micro_batch_size"],
-        "as many as in training",
-    )
-    return size, f"fit: {why}; halved when an evaluation runs out of memory"
+    found = ctx.task_info.fitting_evaluation
+    found = found or FoundSize(ctx["micro_batch_size"], "as many as in training")
+    return found.size, f"fit: {found.why}; halved when an evaluation runs out of memory"
 
 
 @resolves("validation.weights")
