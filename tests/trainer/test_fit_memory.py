@@ -10,6 +10,10 @@ from torch import nn
 
 import surestep
 from surestep.base.errors import ConfigError, OutOfMemoryError, RunError
+from surestep.cli.runs import _row
+from surestep.record.records import load_records
+from surestep.reports.describe_run import describe_numbers
+from surestep.tracking.points import read_points
 from surestep.trainer import fit_memory
 from surestep.trainer.found_sizes import load_sizes
 from surestep.trainer.session import Session
@@ -54,6 +58,16 @@ def test_sizes_are_recorded_before_the_step_is_taken_again(tmp_path, capsys):
         run = session.run
         list(session.steps())
     assert memory.recorded == [[(1, 16), (2, 8)]]
+    summary = surestep.runs(tmp_path)[0]
+    assert summary.micro_batch_size == 8
+    assert "5 of 5, micro-batches of 8" in _row(summary)
+    facts = dict(describe_numbers(run, "run", load_records(run.path))["facts"])
+    assert facts["micro-batch size"] == "16 from step 1 on, 8 from step 2 on (memory ran out)"
+    points = [point for event in run.events() for point in read_points(event)]
+    sizes = [
+        (p.step, p.values["micro_batch_size"]) for p in points if "micro_batch_size" in p.values
+    ]
+    assert sizes == [(1, 16), (2, 8)]
     events = [e for e in session.run.events() if e["event"] == "micro_batch"]
     assert events[0]["why"] == "by the estimated memory of a step"
     assert events[1] == {
@@ -343,3 +357,11 @@ def test_estimated_split_that_changes_the_update_is_rejected(tmp_path, monkeypat
     with pytest.raises(ConfigError, match="Set micro_batch_size=4 if the update may change"):
         session_of(task, tmp_path / "run", **OPTIONS)
     assert not (tmp_path / "run").exists()
+
+
+def test_evaluated_samples_do_not_depend_on_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(fit_memory, "find_largest_micro_batch", lambda planned, limit: 4)
+    task = task_of(LimitedMemory({}), net=PlainNet, val=rows(40))
+    with session_of(task, tmp_path / "run", **OPTIONS, limit_val_batches=2) as session:
+        assert session.plan.validation_batch_size == 16
+        assert session.plan.micro_batch_size == 4

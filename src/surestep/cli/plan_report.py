@@ -24,6 +24,7 @@ from surestep.engine.schedule.lr import lr_summary
 from surestep.recipes.load import RecipeCall
 from surestep.record.io import dumps
 from surestep.record.pretrained import load_init_weights
+from surestep.trainer.fit_memory import start_fitted
 from surestep.trainer.memory import estimate_memory_per_rank, measure_task_activations
 from surestep.trainer.planning import PreparedTask, plan_task
 
@@ -47,6 +48,7 @@ def print_plan(
     if launched is not None:
         system = replace(system, launched=launched)
     planned = plan_task(task, call.config, origin=call.origin, system=system)
+    planned = start_fitted(planned, call.origin)
     init = load_init_weights(planned.model, planned.task.init) if launched is None else None
     plan, groups = planned.plan, _collect_param_groups(planned)
     with freeze_permanent(planned.model, groups):

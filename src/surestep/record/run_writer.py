@@ -228,6 +228,12 @@ class RunWriter:
         with suppress(RunError):
             self.write("status.json", {**self._written, **more})
 
+    def note(self, **more: Any) -> None:
+        """Add entries to the status, which stay in it; if the disk is full, nothing happens."""
+        self._status |= more
+        self._written |= more
+        self.amend_status()
+
     def event(self, kind: str, **fields: Any) -> None:
         """Append an event."""
         if self._events is not None:

@@ -198,7 +198,10 @@ STATUS = adapter(
     _annotated[
         _open(
             {"status": str},
-            {"monitor": _MONITOR, "findings": list_of[_FINDING], **_NUMBERS_AT_END},
+            {
+                **{"monitor": _MONITOR, "findings": list_of[_FINDING], "micro_batch_size": Count},
+                **_NUMBERS_AT_END,
+            },
         ),
         AfterValidator(_check_finished),
     ]

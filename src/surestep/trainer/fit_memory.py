@@ -70,6 +70,13 @@ def _as_found_sizes(values: dict[str, Any]) -> dict[str, FoundSize]:
     return {name: FoundSize(*value) for name, value in values.items()}
 
 
+def start_fitted(planned: PreparedTask, origin: TaskOrigin) -> PreparedTask:
+    """Return it with a Plan that has the sizes that a new run starts with."""
+    if not (planned.fits or planned.fits_evaluation):
+        return planned
+    return planned.start_with(**find_start(planned, origin))
+
+
 def find_start(planned: PreparedTask, origin: TaskOrigin) -> dict[str, FoundSize]:
     """Return the sizes to start with, by fields of TaskInfo: of earlier runs, or estimated.
 
@@ -153,11 +160,13 @@ def _fit_training(
             store(training=size)
         recorder.durable_event(EVENT, step=step, size=size, why=why)
         sizes.add(step, size)
+    recorder.note(micro_batch_size=sizes.at(step))
     is_shared, reasons = loop.world.size > 1, why_not_split(planned.info)
     append = recorder.durable_event_of_rank if is_shared else recorder.durable_event
 
     def record(change: SizeChange) -> None:
         append(EVENT, why=OUT_OF_MEMORY, **_held(change))
+        recorder.note(micro_batch_size=change.size)
         store(training=change.size)
         if is_shared:
             request_restart()

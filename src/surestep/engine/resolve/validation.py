@@ -33,9 +33,11 @@ def batch_size(ctx: PlanContext) -> Decision:
     if ctx.task_info.no_data:
         return ctx.set_or(64, "no training data to take a size from")
     reason = "it fits in training, so it fits without gradients; no metric depends on it"
-    if ctx.get("micro_batch_size") == FIT and ctx["limit_val_batches"] is not None:
+    if ctx.get("micro_batch_size") == FIT and not ctx.is_set("validation.batch_size"):
+        if ctx["limit_val_batches"] is None:
+            return _fitting_size(ctx)
         reason = "limit_val_batches counts batches, whose size must not depend on the memory"
-        return ctx.set_or(min(64, ctx["batch_size"]), reason)
+        return min(64, ctx["batch_size"]), reason
     return ctx.set_or(ctx["micro_batch_size"], reason)
 
 
