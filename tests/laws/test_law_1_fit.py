@@ -3,18 +3,22 @@
 The other run has fixed sizes: it is saved before the step, and resumes with the smaller one.
 """
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
 import surestep
 from surestep.engine import private
 from tests.laws.support.limited_memory import (
+    FIT,
     HALVED,
     LIMITS,
+    OPTIONS,
     OUT_OF_MEMORY,
     SIZES,
     LateDraws,
@@ -29,15 +33,13 @@ from tests.laws.support.limited_memory import (
     train_fitted,
     train_sized,
 )
-from tests.laws.support.tasks import Augmented, assert_moved, assert_same
+from tests.laws.support.tasks import Augmented, assert_moved, assert_same, session_of
 
 Folder = Callable[[], Path]
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give each test its own cache of found sizes."""
-    monkeypatch.setenv("SURESTEP_CACHE_DIR", str(tmp_path / "cache"))
+def slow(value: Any) -> Any:
+    return pytest.param(value, marks=pytest.mark.slow("trains runs of each kind"))
 
 
 def check(
@@ -57,14 +59,15 @@ def snapshot_of_start(make: Any) -> dict[str, Any]:
     return {f"model/{name}": value for name, value in model.state_dict().items()}
 
 
-@pytest.mark.parametrize("net", [Net, PlainNet, LateDraws])
-@pytest.mark.parametrize("place", ["forward", "loss", "backward"])
+@pytest.mark.parametrize("net", [Net, slow(PlainNet), slow(LateDraws)])
+@pytest.mark.parametrize("place", ["backward", slow("forward"), slow("loss")])
 def test_step_again_equals_the_step_of_smaller_micro_batches(folder, net, place):
     memory = LimitedMemory(LIMITS, place)
     check(folder, memory, lambda memory: task_of(memory, net=net))
     assert memory.ran_out == 3
 
 
+@pytest.mark.slow("trains runs of each kind")
 @pytest.mark.parametrize("error", OUT_OF_MEMORY[1:])
 def test_each_error_of_memory_is_known(folder, error):
     check(folder, LimitedMemory(LIMITS, error=error), task_of)
@@ -84,6 +87,7 @@ DATA: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.slow("trains runs of each kind")
 @pytest.mark.parametrize("kind", DATA)
 def test_any_data_is_split_again(folder, kind):
     def make(memory: LimitedMemory) -> surestep.Task:
@@ -92,6 +96,7 @@ def test_any_data_is_split_again(folder, kind):
     check(folder, LimitedMemory(LIMITS), make)
 
 
+@pytest.mark.slow("trains runs of each kind")
 def test_shuffle_buffer_is_read_again(folder):
     def make(memory: LimitedMemory) -> surestep.Task:
         return task_of(memory, train=Stream())
@@ -99,6 +104,7 @@ def test_shuffle_buffer_is_read_again(folder):
     check(folder, LimitedMemory(LIMITS), make, data={"shuffle_buffer": 20})
 
 
+@pytest.mark.slow("trains runs of each kind")
 @pytest.mark.parametrize("place", ["transform", "backward"])
 def test_transform_gets_the_batch_as_it_was_read(folder, place):
     def make(memory: LimitedMemory) -> surestep.Task:
@@ -118,8 +124,8 @@ MORE: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("option", MORE)
-@pytest.mark.parametrize("place", ["backward", "clipping"])
+@pytest.mark.parametrize("option", ["fp16", *map(slow, [*MORE][1:])])
+@pytest.mark.parametrize("place", ["clipping", slow("backward")])
 def test_any_option_takes_the_step_again(folder, monkeypatch, option, place):
     memory = LimitedMemory(LIMITS if place == "backward" else {3: 0, 7: 0}, place)
     norm = private.foreach_norm
@@ -130,3 +136,22 @@ def test_any_option_takes_the_step_again(folder, monkeypatch, option, place):
 
     monkeypatch.setattr(private, "foreach_norm", foreach_norm)
     check(folder, memory, task_of, SIZES if place == "backward" else HALVED, **MORE[option])
+
+
+def check_generators(folder: Folder) -> None:
+    """Compare numpy's and Python's generators after a step that drew from them and ran out."""
+    states = []
+    for memory in (LimitedMemory({3: 8}), LimitedMemory({})):
+        task = task_of(memory, net=LateDraws)
+        with session_of(task, folder(), callbacks=[memory], **OPTIONS, **FIT) as session:
+            np.random.seed(0)
+            random.seed(0)
+            for result in session.steps():
+                if result.step == 3:
+                    break
+            states.append((np.random.rand(), random.random()))
+    assert states[0] == states[1]
+
+
+def test_generators_of_the_program_are_as_after_a_step_that_fits(folder):
+    check_generators(folder)

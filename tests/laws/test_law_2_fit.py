@@ -30,16 +30,14 @@ from tests.laws.support.tasks import assert_same, session_of, snapshot
 Folder = Callable[[], Path]
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give each test its own cache of found sizes."""
-    monkeypatch.setenv("SURESTEP_CACHE_DIR", str(tmp_path / "cache"))
-
-
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return the end of a run whose sizes were set."""
     return train_sized(tmp_path_factory.mktemp("sized") / "run", task_of)
+
+
+def slow(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow("kills or copies runs"))
 
 
 def open_fitted(folder: str | Path, memory: LimitedMemory, **more: Any) -> Session:
@@ -90,9 +88,9 @@ def train_until_killed(folder: Path, moment: str, step: int, saves: int | None) 
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("saves", [None, 1, 4])
+@pytest.mark.parametrize("saves", [1, slow(None), slow(4)])
 @pytest.mark.parametrize(
-    ("moment", "step"), [("taken again", 3), ("not saved", 3), ("not saved", 7)]
+    ("moment", "step"), [("taken again", 3), slow("not saved", 3), slow("not saved", 7)]
 )
 def test_run_killed_around_a_step_again_equals_one_with_these_sizes(
     folder, expected, moment, step, saves
@@ -112,8 +110,13 @@ def check_killed(
     assert rest.ran_out == (2 if step < 7 else 0)
 
 
-def test_run_resumed_from_an_earlier_checkpoint_uses_each_size_from_its_step_on(folder, expected):
-    run = folder()
+@pytest.mark.slow("kills or copies runs")
+def test_run_resumed_from_an_earlier_checkpoint_uses_each_size_from_its_step_on(folder):
+    check_earlier(folder)
+
+
+def check_earlier(folder: Folder) -> None:
+    run, expected = folder(), train_sized(folder(), task_of)
     with open_fitted(run, LimitedMemory(LIMITS), checkpoint={"keep_last": 20}) as session:
         for result in session.steps():
             if result.step in (1, 5, 9):
@@ -128,6 +131,7 @@ def test_run_resumed_from_an_earlier_checkpoint_uses_each_size_from_its_step_on(
     assert memory.ran_out == 0
 
 
+@pytest.mark.slow("kills or copies runs")
 def test_mirror_has_the_sizes(folder, tmp_path, expected, monkeypatch):
     monkeypatch.chdir(tmp_path)
     address = f"file://{tmp_path}/mirror"
@@ -160,6 +164,7 @@ class SizesOfSteps(surestep.Callback):
             raise torch.OutOfMemoryError("CUDA out of memory.")
 
 
+@pytest.mark.slow("kills or copies runs")
 def test_rollback_uses_each_size_from_its_step_on(folder):
     seen, task = SizesOfSteps(), spike_task.task_of()
     task.model.register_forward_pre_hook(seen.limit)

@@ -105,6 +105,7 @@ def test_evaluation_that_runs_out_measures_each_sample_once(tmp_path, parts):
     assert sizes_of(found.run)[:3] == [("one", 2, 16), ("one", 2, 8), ("one", 2, 4)]
 
 
+@pytest.mark.slow("trains runs to compare them")
 def test_resumed_run_evaluates_in_the_sizes_that_it_found(tmp_path):
     trained(tmp_path / "run", task_of(4), "fit", max_steps=2)
     again = trained(tmp_path / "run", task_of(), "fit", max_steps=4)
@@ -113,6 +114,7 @@ def test_resumed_run_evaluates_in_the_sizes_that_it_found(tmp_path):
     assert {split: size for split, _, size in sizes_of(again.run)} == {"one": 4, "two": 4}
 
 
+@pytest.mark.slow("trains runs to compare them")
 def test_evaluation_follows_the_micro_batch_size(tmp_path):
     task = task_of(4)
     with session_of(task, tmp_path / "run", micro_batch_size="fit", **OPTIONS) as session:
@@ -120,6 +122,7 @@ def test_evaluation_follows_the_micro_batch_size(tmp_path):
         assert session.evaluate()["two/count"] == 24
 
 
+@pytest.mark.slow("trains runs to compare them")
 def test_stream_is_read_again(tmp_path):
     found = trained(tmp_path / "fit", task_of(4, val={"one": Stream()}), "fit")
     expected = trained(tmp_path / "set", task_of(val={"one": Stream()}), 4)
@@ -127,6 +130,7 @@ def test_stream_is_read_again(tmp_path):
     assert found.metrics["one/count"] == 55
 
 
+@pytest.mark.slow("trains runs to compare them")
 def test_shown_predictions_count_each_sample_once(tmp_path):
     runs = {}
     for name, task, size in (("fit", task_of(4), "fit"), ("set", task_of(), 4)):
@@ -169,6 +173,7 @@ def test_one_sample_that_does_not_fit_is_an_error(tmp_path):
     assert sizes_of(session.run)[-1] == ("one", 2, 1)
 
 
+@pytest.mark.slow("trains runs to compare them")
 def test_size_that_is_set_is_not_changed(tmp_path):
     with session_of(task_of(4), tmp_path / "run", **OPTIONS) as session:
         list(session.steps())

@@ -130,6 +130,7 @@ def test_update_that_runs_out_is_not_taken_again(tmp_path):
     assert sizes_of(session.run) == [(1, 16)]
 
 
+@pytest.mark.slow("trains runs to compare them")
 def test_average_that_runs_out_is_not_taken_again(tmp_path, monkeypatch):
     memory = LimitedMemory({})
     with open_fitted(tmp_path / "run", memory, average={"kind": "ema"}) as session:
@@ -144,6 +145,7 @@ def test_average_that_runs_out_is_not_taken_again(tmp_path, monkeypatch):
     assert sizes_of(session.run) == [(1, 16)]
 
 
+@pytest.mark.slow("trains runs to compare them")
 @pytest.mark.parametrize("hook", ["on_batch", "on_backward", "on_step"])
 def test_callback_that_runs_out_of_memory_is_not_the_step(tmp_path, hook):
     class Greedy(surestep.Callback):
@@ -180,6 +182,7 @@ def test_hook_that_updates_weights_in_the_backward_ends_the_run(tmp_path):
     assert sizes_of(session.run) == [(1, 16)]
 
 
+@pytest.mark.slow("trains runs to compare them")
 def test_other_error_of_the_step_again_ends_the_run(tmp_path):
     class Fails(LimitedMemory):
         def use(self, place: str, count: int) -> None:
@@ -194,6 +197,7 @@ def test_other_error_of_the_step_again_ends_the_run(tmp_path):
     assert memory.batches == 2
 
 
+@pytest.mark.slow("trains runs to compare them")
 def test_step_that_is_interrupted_while_it_is_taken_again_can_be_resumed(tmp_path):
     class Interrupted(LimitedMemory):
         def use(self, place: str, count: int) -> None:
@@ -283,6 +287,7 @@ def test_own_batches_of_train_step_are_rejected(tmp_path):
         session.train_step([rows(8)])
 
 
+@pytest.mark.slow("trains runs to compare them")
 def test_size_that_is_set_has_no_event_and_takes_no_step_again(tmp_path):
     memory = LimitedMemory({2: 8})
     session = open_fitted(tmp_path / "run", memory, micro_batch_size=16)
@@ -292,6 +297,7 @@ def test_size_that_is_set_has_no_event_and_takes_no_step_again(tmp_path):
     assert memory.ran_out == 1
 
 
+@pytest.mark.slow("trains runs to compare them")
 def test_next_run_of_the_recipe_starts_with_the_size_that_was_found(tmp_path):
     with open_fitted(tmp_path / "first", LimitedMemory({2: 8})) as session:
         list(session.steps())
@@ -308,6 +314,7 @@ def test_next_run_of_the_recipe_starts_with_the_size_that_was_found(tmp_path):
 DAMAGED = (b"", b"{", b"[]", b"null", b'{"training": "8"}', b'{"training": 0}', b"[" * 9999)
 
 
+@pytest.mark.slow("trains runs to compare them")
 @pytest.mark.parametrize("content", [*DAMAGED, None])
 def test_damaged_entry_is_ignored(tmp_path, content):
     with open_fitted(tmp_path / "first", LimitedMemory({2: 8})) as session:
@@ -322,6 +329,7 @@ def test_damaged_entry_is_ignored(tmp_path, content):
     assert entry.is_dir() or load_sizes(entry).training == 8
 
 
+@pytest.mark.slow("trains runs to compare them")
 def test_run_that_started_keeps_its_sizes_whatever_other_runs_find(tmp_path):
     with open_fitted(tmp_path / "run", LimitedMemory({})) as session:
         next(session.steps())
@@ -342,6 +350,7 @@ def test_start_is_what_the_estimate_allows(tmp_path, monkeypatch):
         assert "fit: by the estimated memory of a step" in session.plan.reason("micro_batch_size")
 
 
+@pytest.mark.slow("trains runs to compare them")
 def test_estimate_that_is_not_known_starts_with_all_of_a_batch(tmp_path, monkeypatch):
     def fail(planned: Any, limit: int) -> int:
         raise ConfigError("The memory of a step is not known.")
@@ -359,6 +368,7 @@ def test_estimated_split_that_changes_the_update_is_rejected(tmp_path, monkeypat
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow("trains runs to compare them")
 def test_evaluated_samples_do_not_depend_on_the_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(fit_memory, "find_largest_micro_batch", lambda planned, limit: 4)
     task = task_of(LimitedMemory({}), net=PlainNet, val=rows(40))

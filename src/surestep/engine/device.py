@@ -30,7 +30,7 @@ def ran_out(error: BaseException) -> bool:
 
 
 def describe_memory(error: BaseException, device: torch.device) -> dict[str, Any]:
-    """Return what is recorded of an error: its first line, and on CUDA what torch held."""
+    """Return what is recorded of an error: its first line, and on CUDA what torch had."""
     found: dict[str, Any] = {"error": str(error).partition("\n")[0] or type(error).__name__}
     if device.type == "cuda":
         found["allocated"] = torch.cuda.memory_allocated(device)

@@ -30,7 +30,7 @@ _LARGEST = 10_000  # bytes of an entry
 
 @dataclass(frozen=True)
 class FoundSizes:
-    """Sizes that fit; None where none is known, or all of a batch fits.
+    """Sizes that fit; None if none was found.
 
     Attributes:
         training: the micro-batch size.

@@ -16,6 +16,7 @@ from tests.laws.support.tasks import rows, session_of, snapshot
 SIZES = {1: 16, 3: 8, 7: 2}  # by the first step with each
 LIMITS = {3: 8, 7: 3}  # rows that fit
 HALVED = {1: 16, 3: 8, 7: 4}  # if each of these steps runs out once
+FIT: dict[str, Any] = {"micro_batch_size": "fit"}
 OPTIONS: dict[str, Any] = {
     "max_steps": 10,
     "batch_size": 16,

@@ -32,7 +32,7 @@ class SizeChange(NamedTuple):
         before: the size that ran out of memory.
         error: the first line of the error.
         allocated: bytes of tensors on the CUDA device at the error; None on other devices.
-        reserved: bytes that torch's allocator held there: the difference is fragmented.
+        reserved: bytes that torch's allocator had reserved there: the difference is fragmented.
     """
 
     step: int

@@ -5,7 +5,6 @@ micro-batches were smaller from this step on. An update that began is not undone
 does not depend on the micro-batch size.
 """
 
-import traceback
 from collections.abc import Callable
 from inspect import unwrap
 
@@ -164,9 +163,11 @@ _CALLERS = {
 
 
 def _find_phase(error: BaseException) -> int:
-    codes = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
-    called = next((code for code in codes if code not in _CALLERS), None)
-    return _UPDATE if called is None else _PHASES.get(called, _UPDATE)
+    """Return the phase by the first function in the traceback that is not a part of the step."""
+    entry = error.__traceback__
+    while entry is not None and entry.tb_frame.f_code in _CALLERS:
+        entry = entry.tb_next
+    return _UPDATE if entry is None else _PHASES.get(entry.tb_frame.f_code, _UPDATE)
 
 
 def _restore(context: StepContext, phase: int) -> None:
