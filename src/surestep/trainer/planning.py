@@ -63,7 +63,14 @@ class TaskOrigin:
 
 @dataclass(frozen=True)
 class PreparedTask:
-    """A Task whose model is built and whose Plan is made; nothing is on a device yet."""
+    """A Task whose model is built and whose Plan is made; nothing is on a device yet.
+
+    Attributes:
+        decide: makes the Plan of another Config here.
+        info: what the Plan depends on in the Task.
+        found_lr: the number for optim.lr="find", once it is known.
+        range_test: what found it now, for the events; None if the run had it.
+    """
 
     task: Task
     config: Config
@@ -71,8 +78,10 @@ class PreparedTask:
     plan: Plan
     model: nn.Module
     loss: Loss
+    decide: Callable[..., Plan]
     info: TaskInfo
-    decide: Callable[..., Plan]  # makes the Plan of another Config here
+    found_lr: float | None = None
+    range_test: Mapping[str, Any] | None = None
 
     @property
     def fits(self) -> bool:
@@ -89,7 +98,11 @@ class PreparedTask:
         """Return it with a Plan that starts with each FoundSize, by fields of TaskInfo."""
         info = replace(self.info, **found)
         decide = partial(self.decide, task_info=info)
-        return replace(self, info=info, decide=decide, plan=decide(self.config))
+        plan = decide(self.config)
+        # What found the rate is in its reason.
+        before = {one.option: one for one in self.plan.decisions if one.option == "optim.lr"}
+        decisions = tuple(before.get(one.option, one) for one in plan.decisions)
+        return replace(self, info=info, decide=decide, plan=plan.replace(decisions=decisions))
 
 
 def plan_task(
@@ -126,7 +139,7 @@ def plan_task(
     info = _task_info(task, config, model, loss, excluded)
     resolver = partial(plan_optimizers, task, model) if task.optimizers else resolve
     decide = partial(resolver, system=system, task_info=info, origins=origins)
-    return PreparedTask(task, config, system, decide(config), model, loss, info, decide)
+    return PreparedTask(task, config, system, decide(config), model, loss, decide, info)
 
 
 def _excluded(task: Task, config: Config) -> ExcludedSamples | None:
