@@ -255,32 +255,6 @@ def test_batch_statistics_end_the_run_with_the_size_to_set(tmp_path):
     assert sizes_of(session.run) == [(1, 16)]
 
 
-def manual(manual_step: Any) -> None:
-    for micro in manual_step.micro_batches():
-        raise AssertionError(micro)
-
-
-@pytest.mark.parametrize(
-    ("parts", "options", "words"),
-    [
-        ({"step": manual}, {}, "Task(step=...) may have updated weights by then. Set a number"),
-        ({"train": [rows(8)], "batched": True}, {}, "come in batches|data comes in batches"),
-        (
-            {"val": rows(20)},
-            {"validation": {"batch_size": "fit"}, "limit_val_batches": 2},
-            "limit_val_batches=2 counts batches of that size",
-        ),
-    ],
-)
-def test_what_cannot_be_fitted_is_rejected(tmp_path, parts, options, words):
-    parts = {"loss": nn.CrossEntropyLoss(), "train": rows(55), **parts}
-    if "batched" in parts:
-        options = {**options, "batch_size": 1}
-    task = surestep.Task(nn.Linear(10, 3), **parts)
-    with pytest.raises(ConfigError, match=words.replace("(", r"\(").replace(")", r"\)")):
-        session_of(task, tmp_path / "run", **OPTIONS | options)
-
-
 def test_own_batches_of_train_step_are_rejected(tmp_path):
     session = open_fitted(tmp_path / "run", LimitedMemory({}))
     with pytest.raises(ConfigError, match="gets your own micro-batches"), session:

@@ -81,6 +81,9 @@ def find_start(planned: PreparedTask, origin: TaskOrigin) -> dict[str, FoundSize
     """Return the sizes to start with, by fields of TaskInfo: of earlier runs, or estimated.
 
     A field is missing if nothing is known: the start is then all of a batch.
+
+    Raises:
+        ConfigError: a batch does not fit, and splitting it changes the update.
     """
     plan, earlier = planned.plan, load_sizes(locate_sizes(planned, origin))
     share = -(-plan.batch_size // plan.parallel_ranks)
@@ -90,6 +93,14 @@ def find_start(planned: PreparedTask, origin: TaskOrigin) -> dict[str, FoundSize
     elif planned.fits and (size := _estimate(planned, find_largest_micro_batch)) is not None:
         parts = -(-share // max(1, size))  # of about the same size
         found["fitting"] = FoundSize(-(-share // parts), _ESTIMATED)
+    start, changes = found.get("fitting"), why_not_split(planned.info)
+    if start is not None and start.size < share and changes:
+        raise ConfigError(
+            f"micro_batch_size='fit' would split a batch into micro-batches of {start.size} "
+            f"({start.why}), and that changes the update: {changes[0]}. Set "
+            f"micro_batch_size={start.size} if the update may change, or "
+            f"batch_size={start.size * plan.parallel_ranks}."
+        )
     if planned.fits_evaluation and earlier.evaluation is not None:
         found["fitting_evaluation"] = FoundSize(earlier.evaluation, _EARLIER)
     elif (

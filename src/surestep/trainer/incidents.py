@@ -268,11 +268,11 @@ class ExplainMemory(Part):
 
     Args:
         recorder: of the run folder.
-        loop: of the run.
+        plan: the options of the run.
     """
 
-    def __init__(self, recorder: RunWriter, loop: Loop) -> None:
-        self._recorder, self._plan, self._loop = recorder, loop.plan, loop
+    def __init__(self, recorder: RunWriter, plan: Plan) -> None:
+        self._recorder, self._plan = recorder, plan
 
     def on_error(
         self, state: State, error: Exception, place: StepResult | int | None
@@ -290,8 +290,6 @@ class ExplainMemory(Part):
                 f"Use a smaller micro_batch_size than {plan.micro_batch_size}, which changes no "
                 "update, or activation_checkpointing='on'."
             )
-            fitted = self._loop.fitted
-            hint = (fitted and fitted.advice) or hint
         snapshot = memory_snapshot(state, plan.device)
         path = self._recorder.write(f"out-of-memory-{name}.json", snapshot)
         kinds = ("weights", "gradients", "optimizer", "allocated")

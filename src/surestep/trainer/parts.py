@@ -64,7 +64,7 @@ def list_parts(
         built.writes,  # before others read what the forwards changed; the ranks compare it
         Functions("late generators", on_first_step=lambda state: built.seed_late_generators()),
         # What ends or explains a step. All ranks pause together.
-        ExplainMemory(recorder, loop),  # the rank that ran out
+        ExplainMemory(recorder, plan),  # the rank that ran out
     ]
     if plan.max_time is not None:
         parts.append(Deadline(start_time + plan.max_time.amount * 60, loop.requests.ask))

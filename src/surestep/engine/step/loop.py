@@ -206,6 +206,8 @@ class Loop:
             explained = explain_single(error, batch.samples)
         else:
             explained = self.parts.explain(error) or self.world.explain_error(error)
+            if explained is not error and self.fitted is not None and self.fitted.advice:
+                explained.args = (f"{explained} {self.fitted.advice}",)
         return error if explained is None else explained
 
     def after_step(self, function: Callable[[], object]) -> None:
