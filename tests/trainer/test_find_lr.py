@@ -61,10 +61,11 @@ def make_task(model=None):
     return surestep.Task(Net() if model is None else model, loss="mse", train=data)
 
 
-def make_line(**more):
+def make_line(model=None, **more):
     x = torch.randn(48, 4, generator=torch.Generator().manual_seed(0))
     torch.manual_seed(0)
-    return surestep.Task(nn.Linear(4, 1), loss="mse", train=(x, x.sum(1, keepdim=True)), **more)
+    net = nn.Linear(4, 1) if model is None else model
+    return surestep.Task(net, loss="mse", train=(x, x.sum(1, keepdim=True)), **more)
 
 
 def config_of(**options):
@@ -154,6 +155,24 @@ def test_curve_is_that_of_plain_torch():
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter -= rate * parameter.grad
+
+
+class Limited(nn.Linear):
+    """Has memory for 3 samples."""
+
+    def forward(self, x):
+        if self.training and len(x) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return super().forward(x)
+
+
+def test_steps_that_run_out_of_memory_are_taken_again_in_smaller_micro_batches():
+    curves = []
+    for size, kind in ((2, nn.Linear), ("fit", Limited)):
+        torch.manual_seed(1)
+        found = surestep.find_lr(make_line(kind(4, 1)), config_of(micro_batch_size=size), **SHORT)
+        curves += found.curves
+    assert curves[0] == curves[1]
 
 
 def test_seeds_differ_in_order_and_weights_and_are_those_of_runs(tmp_path):

@@ -26,6 +26,7 @@ from surestep.engine.rng import preserve_all_rng
 from surestep.engine.schedule.suggest_lr import RangeCurve, suggest_lr
 from surestep.engine.task.task import Task
 from surestep.record.run_writer import RunWriter
+from surestep.trainer.fit_memory import find_start_on_ranks
 from surestep.trainer.planning import PreparedTask, TaskOrigin, plan_task
 from surestep.trainer.range_test import (
     LR,
@@ -134,11 +135,16 @@ def find_lr(
         world = stack.enter_context(joined)
         check_same_setup(world, TaskOrigin(), planned)
         with world.explain_errors():
-            return _search(planned, choose_rate(planned, optimizer), rates, seeds, world, notify)
+            rate = choose_rate(planned, optimizer)
+            return _search(planned, TaskOrigin(), rate, rates, seeds, world, notify)
 
 
 def find_at_start(
-    planned: PreparedTask, recorder: RunWriter, world: Communicator, from_: str | None
+    planned: PreparedTask,
+    origin: TaskOrigin,
+    recorder: RunWriter,
+    world: Communicator,
+    from_: str | None,
 ) -> PreparedTask:
     """Return the task with a number for optim.lr="find".
 
@@ -163,7 +169,8 @@ def find_at_start(
     rate = choose_rate(bare, None if bare.plan.optim_name != "muon" else "muon")
     with preserve_all_rng(planned.plan.device), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run itself warns again
-        found = _search(bare, rate, RateRange(), SEEDS, world, show if is_shown else None)
+        notify = show if is_shown else None
+        found = _search(bare, origin, rate, RateRange(), SEEDS, world, notify)
     if found.lr is None:
         raise ConfigError(
             f"optim.lr='find' found no learning rate, since {found.why}. Draw the curves with "
@@ -203,6 +210,7 @@ def _with_lr(planned: PreparedTask, lr: float) -> PreparedTask:
 
 def _search(
     planned: PreparedTask,
+    origin: TaskOrigin,
     rate: MeasuredRate,
     rates: RateRange,
     seeds: int,
@@ -211,8 +219,10 @@ def _search(
 ) -> LrRangeTest:
     """Measure the curve of each seed, and suggest a rate."""
     numbers = tuple(planned.plan.seed + number for number in range(seeds))
+    sizes = find_start_on_ranks(world, planned, origin) if planned.fits else {}
     curves = []
     for seed, of_seed in zip(numbers, _plan_seeds(planned, numbers), strict=True):
+        of_seed = of_seed.start_with(**sizes) if sizes else of_seed
         curves.append(measure_curve(of_seed, rate, rates, world))
         if notify is not None:
             notify(_describe(seed, curves[-1], rates))

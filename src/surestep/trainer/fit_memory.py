@@ -61,12 +61,18 @@ def plan_first_sizes(
         step += decision.checkpoint.record["progress"]["step"]
     size = _sizes_of(known, None).at(step)
     if size is None or not planned.fits:
-        find = partial(find_start, planned, origin)
-        found = run_on_rank_zero(world, find, decode=_as_found_sizes)
-        return planned.start_with(**found), known
+        return planned.start_with(**find_start_on_ranks(world, planned, origin)), known
     first = min(entry["step"] for entry in known if entry["size"] == size)
     why = f"this run uses it from step {first} on"
     return planned.start_with(fitting=FoundSize(size, why, is_recorded=True)), known
+
+
+def find_start_on_ranks(
+    world: Communicator, planned: PreparedTask, origin: TaskOrigin
+) -> dict[str, FoundSize]:
+    """Return what `find_start` does on rank 0; all ranks call it."""
+    find = partial(find_start, planned, origin)
+    return run_on_rank_zero(world, find, decode=_as_found_sizes)
 
 
 def _as_found_sizes(values: dict[str, Any]) -> dict[str, FoundSize]:

@@ -118,7 +118,7 @@ def prepare(
             from surestep.trainer.find_lr import find_at_start  # few runs need it
 
             with world.explain_errors():
-                planned = find_at_start(planned, recorder, world, from_)
+                planned = find_at_start(planned, origin, recorder, world, from_)
         parent = from_ and str(fix_path(Path(from_), start))
         decide = partial(decide_resume, recorder, origin, planned, resume, allow, parent)
         decision = broadcast_resume_decision(world, decide)
