@@ -39,6 +39,8 @@ def record_start(
     events = [] if decision.parent is None else [("branch", decision.identity["from"])]
     if decision.changes:
         events.append(("changes", {"changes": [change.as_json() for change in decision.changes]}))
+    if planned.range_test is not None:
+        events.append(("lr_find", dict(planned.range_test)))
     recorder.start(decision.identity, plan, planned.system, Path.cwd(), events=events)
     if (signature := session.loop.context.signature) is not None:
         recorder.write("signature.json", signature)
