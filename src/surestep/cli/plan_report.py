@@ -90,6 +90,8 @@ def _print_decisions(plan: Plan, call: RecipeCall, *, shows_all: bool) -> None:
     for option, value, reason in shown:
         if option == "steps_per_epoch" and value is None:
             value = "not known"
+        elif option == "optim.lr" and value is None and plan.optim_name != "own":
+            value = "find"
         elif option == "parallel.deepspeed" and value:
             value = "see below"
         rows.append((option, value, reason))
