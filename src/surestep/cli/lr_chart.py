@@ -19,11 +19,10 @@ from surestep.cli.text_charts import (
     set_values,
     start_figure,
 )
+from surestep.reports.range_tests import find_range
 
 if TYPE_CHECKING:
     from surestep.trainer.find_lr import LrRangeTest
-
-_START = 10  # steps, whose mean loss is that of the start
 
 
 def draw_curves(found: LrRangeTest, size: tuple[int, int], *, colors: bool) -> Iterator[str]:
@@ -35,7 +34,7 @@ def draw_curves(found: LrRangeTest, size: tuple[int, int], *, colors: bool) -> I
         colors: whether the terminal shows colors.
     """
     start_figure(size)
-    low, high = _find_range(found)
+    low, high = find_range([curve.losses for curve in found.curves])
     yield "loss over the learning rate"
     for number, (seed, curve) in enumerate(zip(found.seeds, found.curves, strict=True)):
         symbol, color = choose_marker(number, colors=colors)
@@ -66,16 +65,6 @@ def draw_curves(found: LrRangeTest, size: tuple[int, int], *, colors: bool) -> I
     yield from build_figure(colors=colors)
 
 
-def _find_range(found: LrRangeTest) -> tuple[float, float]:
-    """Return the losses at the ends of the axis: those of diverged steps are cut off."""
-    finite = [loss for curve in found.curves for loss in curve.losses if math.isfinite(loss)]
-    if not finite:
-        return 0.0, 1.0
-    starts = [loss for curve in found.curves for loss in curve.losses[:_START]]
-    low, start = min(finite), float(np.nanmean(starts))
-    return low, max(low, min(max(finite), start + (start - low) / 2))
-
-
 def plot_curves(found: LrRangeTest, path: Path) -> None:
     """Plot the curves to a file.
 
@@ -90,7 +79,7 @@ def plot_curves(found: LrRangeTest, path: Path) -> None:
         axes.plot(curve.rates, curve.losses, linewidth=1.4, label=f"seed {seed}")
     if found.lr is not None:
         axes.axvline(found.lr, color="black", linestyle="--", label=f"suggestion: {found.lr:.2g}")
-    low, high = _find_range(found)
+    low, high = find_range([curve.losses for curve in found.curves])
     axes.set_xscale("log")
     axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low) or 1.0)
     axes.set_xlabel("learning rate")

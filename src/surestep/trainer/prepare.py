@@ -131,7 +131,7 @@ def prepare(
         parts = list_parts(session, built, recorder, display, callbacks, in_background, start_time)
         closers = opened.closers(session, senders)
         session.open(parts, display, closers, is_saved=decision.loads_own_state)
-        report_start(session, recorder, decision, init)
+        report_start(session, recorder, decision, init, planned.range_test)
         if not session.finished:
             session.checks.check_data(decision.identity, is_resumed=decision.checkpoint is not None)
             if decision.resets_best:
