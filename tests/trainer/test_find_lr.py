@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import surestep
 from surestep import errors
-from surestep.trainer import range_test
+from surestep.trainer import range_test, task_snapshot
+from surestep.trainer.planning import plan_task
 
 home = import_module("surestep.trainer.find_lr")
 QUIET = {"progress": "quiet"}
@@ -273,7 +274,7 @@ def test_one_of_several_optimizers_is_measured_and_others_keep_theirs(monkeypatc
             {},
             "sets the learning rate of every parameter.*lr=10x",
         ),
-        (make_line, {}, {"steps": 5}, "steps=5 are too few"),
+        (make_line, {}, {"steps": 5}, "steps=5 is not a number of steps"),
         (make_line, {}, {"seeds": 0}, "seeds=0 is not a number of range tests"),
         (make_line, {}, {"lowest": 1, "highest": 0.1}, "not a range of learning rates"),
     ],
@@ -362,23 +363,77 @@ def test_find_does_not_start_from_a_checkpoint(searched, tmp_path):
         surestep.prepare(make_task(), config, run=tmp_path / "r", from_=f"{searched[1].path}@last")
 
 
-@pytest.mark.parametrize("which", ["before", "during"])
-def test_search_that_was_interrupted_leaves_nothing_and_starts_again(
-    tmp_path, monkeypatch, which, searched
-):
-    step, calls = home.measure_curve, []
+def interrupt_step(monkeypatch, number):
+    """Raise KeyboardInterrupt after some steps of a range test."""
+    step, calls = range_test._take_step, []
 
-    def interrupt(*words):
+    def take_step(*words):
         calls.append(1)
-        if which == "during":
-            step(*words)
-        raise KeyboardInterrupt
+        if len(calls) > number:
+            raise KeyboardInterrupt
+        return step(*words)
 
+    monkeypatch.setattr(range_test, "_take_step", take_step)
+
+
+@pytest.mark.parametrize("number", [0, 3])
+def test_search_that_was_interrupted_leaves_nothing(tmp_path, monkeypatch, number):
     task, config = make_task(), config_of(optim={"name": "sgd", "lr": "find"})
     before = [parameter.tolist() for parameter in task.model.parameters()]
-    monkeypatch.setattr(home, "measure_curve", interrupt)
+    interrupt_step(monkeypatch, number)
     with pytest.raises(KeyboardInterrupt):
         surestep.prepare(task, config, run=tmp_path / "r")
-    assert calls
     assert not list(tmp_path.glob("r/*"))
     assert [parameter.tolist() for parameter in task.model.parameters()] == before
+
+
+def test_all_is_restored_if_ctrl_c_comes_while_it_is_restored(monkeypatch):
+    task = make_task()
+    before = read_all(task)["tensors"], task.model.calls
+    interrupt_step(monkeypatch, 3)
+    restore, calls = task_snapshot._Kept.restore, []
+
+    def interrupt(kept):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        restore(kept)
+
+    monkeypatch.setattr(task_snapshot._Kept, "restore", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        surestep.find_lr(task, config_of(), **SHORT)
+    assert (read_all(task)["tensors"], task.model.calls) == before
+
+
+def test_tensor_that_was_moved_returns_to_its_memory():
+    planned = plan_task(make_line(), config_of())
+    weight = planned.model.weight
+    before = weight.data_ptr(), weight.tolist()
+    with task_snapshot.preserve_task(planned):
+        weight.data = weight.data + 1
+    assert (weight.data_ptr(), weight.tolist()) == before
+
+
+@pytest.mark.parametrize(
+    ("losses", "ends_at"),
+    [
+        ([2.0] * 30, None),
+        ([2.0, 1.0] * 15, None),
+        ([2.0] * 10 + [1.0] * 10 + [40.0] * 10, 20),
+        ([2.0] * 3 + [float("nan")], 3),
+        ([-1.0] * 10 + [-2.0] * 10 + [1e3] * 10, 20),
+        ([100.0] + [2.0] * 29, None),
+    ],
+)
+def test_test_ends_when_the_loss_diverges(losses, ends_at):
+    divergence = range_test.Divergence()
+    found = [number for number, loss in enumerate(losses) if divergence.has_come(loss)]
+    assert found[:1] == ([] if ends_at is None else [ends_at])
+
+
+def test_steps_that_are_all_skipped_end_the_test():
+    x, y = make_line().train
+    task = surestep.Task(nn.Linear(4, 1), loss="mse", train=(x * 1e18, y))
+    config = config_of(optim="sgd", max_grad_norm=None, on_nonfinite="skip")
+    (curve,) = surestep.find_lr(task, config, **SHORT).curves
+    assert len(curve.losses) == 1

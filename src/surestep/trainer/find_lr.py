@@ -26,6 +26,7 @@ from surestep.engine.rng import preserve_all_rng
 from surestep.engine.schedule.suggest_lr import RangeCurve, suggest_lr
 from surestep.engine.task.task import Task
 from surestep.record.run_writer import RunWriter
+from surestep.trainer.arguments import check_arguments
 from surestep.trainer.planning import PreparedTask, TaskOrigin, plan_task
 from surestep.trainer.range_test import (
     LR,
@@ -120,8 +121,9 @@ def find_lr(
         >>> 0.01 < found.lr < 1
         True
     """
+    check_arguments(task, config, None, (), ())
     rates = RateRange(lowest, highest, steps)
-    if seeds < 1:
+    if not isinstance(seeds, int) or seeds < 1:
         raise ConfigError(f"seeds={seeds} is not a number of range tests. Set 1 or more.")
     config, system = without_find(config), read_system()
     with ExitStack() as stack:
