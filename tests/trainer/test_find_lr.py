@@ -128,7 +128,9 @@ def train(task, folder, **options):
     return {name: value.tolist() for name, value in weights.items()}, run
 
 
-@pytest.mark.parametrize("is_built", [True, False])
+@pytest.mark.parametrize(
+    "is_built", [True, pytest.param(False, marks=pytest.mark.slow("trains as the other does"))]
+)
 def test_training_after_find_lr_is_bitwise_that_without(tmp_path, is_built):
     model = None if is_built else Net
     expected, _ = train(make_task(model), tmp_path / "a")
@@ -304,7 +306,8 @@ def test_find_is_rejected_where_there_is_no_one_rate(tmp_path, make, options, ex
     assert not list(tmp_path.glob("r/*"))
 
 
-def test_run_ends_before_its_first_step_if_the_curves_say_nothing(tmp_path):
+def test_run_ends_before_its_first_step_if_the_curves_say_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(home, "SEEDS", 1)
     task = surestep.Task(
         nn.Linear(4, 1), loss=lambda x, y: 0 * (x - y).square().mean(), train=make_line().train
     )
@@ -322,7 +325,9 @@ def test_run_ends_before_its_first_step_if_the_curves_say_nothing(tmp_path):
 def searched(tmp_path_factory):
     """A run with optim.lr="find"."""
     folder = tmp_path_factory.mktemp("searched")
-    return train(make_task(), folder / "r", optim={"name": "sgd", "lr": "find"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(home, "SEEDS", 1)
+        return train(make_task(), folder / "r", optim={"name": "sgd", "lr": "find"})
 
 
 def test_run_with_find_is_bitwise_that_with_the_number(searched, tmp_path):
@@ -332,7 +337,7 @@ def test_run_with_find_is_bitwise_that_with_the_number(searched, tmp_path):
     assert weights == train(make_task(), tmp_path / "r", optim={"name": "sgd", "lr": lr})[0]
     (event,) = [event for event in run.events() if event["event"] == "lr_find"]
     assert event["lr"] == lr
-    assert len(event["curves"]) == home.SEEDS
+    assert (event["seeds"], len(event["curves"])) == ([0], 1)
 
 
 def no_search(*_):
