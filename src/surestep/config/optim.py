@@ -55,9 +55,7 @@ class Optim(ConfigGroup):
         "Optimizer; `surestep docs optimizers` explains them. A Task may bring its own instead.",
         resume=incompatible("the state of one optimizer does not fit another"),
     )
-    lr: Number[Positive | Literal["find"]] = option(
-        "Peak learning rate; find: measured by a range test before the first step."
-    )
+    lr: Number[Positive | Literal["find"]] = option("Peak learning rate; find measures it.")
     weight_decay: Number[NotNegative] = option(
         "Weight decay; not applied to biases, normalization and embeddings."
     )
