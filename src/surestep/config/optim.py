@@ -55,7 +55,7 @@ class Optim(ConfigGroup):
         "Optimizer; `surestep docs optimizers` explains them. A Task may bring its own instead.",
         resume=incompatible("the state of one optimizer does not fit another"),
     )
-    lr: Number[Positive | Literal["find"]] = option("Peak learning rate; find measures it.")
+    lr: Number[Positive | Literal["find"]] = option("Peak learning rate; find: by a range test.")
     weight_decay: Number[NotNegative] = option(
         "Weight decay; not applied to biases, normalization and embeddings."
     )
