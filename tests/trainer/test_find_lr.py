@@ -1,123 +1,28 @@
 """`find_lr()` and optim.lr="find": they measure the user's own steps, and change nothing."""
 
-import random
 import shutil
 from functools import partial
 from importlib import import_module
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
 
 import surestep
 from surestep import errors
 from surestep.trainer import range_test, task_snapshot
+from surestep.trainer.dry_run import dry_run
 from surestep.trainer.planning import plan_task
+from tests.laws.test_law_4_range_tests import Net, config_of, make_task, read_all
 
 home = import_module("surestep.trainer.find_lr")
-QUIET = {"progress": "quiet"}
 SHORT = {"seeds": 1, "steps": 20}
-
-
-class Noisy(Dataset):
-    """Samples with noise of a generator that the dataset owns."""
-
-    def __init__(self):
-        self.x = torch.randn(48, 4, generator=torch.Generator().manual_seed(0))
-        self.noise = np.random.default_rng(5)
-
-    def __len__(self):
-        return len(self.x)
-
-    def __getitem__(self, index):
-        x = self.x[index]
-        return x + 0.01 * float(self.noise.normal()), 5 + x.sum().reshape(1)
-
-
-class Net(nn.Module):
-    """A model with buffers, dropout, a counter, own generators, and draws from all of them."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 1)
-        )
-        self.calls, self.seen = 0, []
-        self.rng, self.own = random.Random(3), torch.Generator().manual_seed(4)
-
-    def forward(self, x):
-        self.calls += 1
-        self.seen.append(self.calls)
-        shift = self.rng.random() + float(torch.rand((), generator=self.own))
-        return self.layers(x) + 1e-3 * (shift + np.random.normal() + random.gauss(0, 1))
-
-
-def make_task(model=None):
-    torch.manual_seed(0)
-    data = DataLoader(
-        Noisy(), batch_size=8, shuffle=True, generator=torch.Generator().manual_seed(6)
-    )
-    return surestep.Task(Net() if model is None else model, loss="mse", train=data)
 
 
 def make_line(**more):
     x = torch.randn(48, 4, generator=torch.Generator().manual_seed(0))
     torch.manual_seed(0)
     return surestep.Task(nn.Linear(4, 1), loss="mse", train=(x, x.sum(1, keepdim=True)), **more)
-
-
-def config_of(**options):
-    return surestep.Config(max_steps=6, **{"batch_size": 8, "logging": QUIET} | options)
-
-
-def read_all(task):
-    """Return all that the user has: tensors with their memory, attributes, modes, generators."""
-    model, data = task.model, task.train
-    for draw in (random.gauss, np.random.normal):
-        draw(0, 1)  # the second of two gaussians is stored
-    tensors = {
-        name: (value.tolist(), value.data_ptr(), id(value))
-        for name, value in (*model.named_parameters(), *model.named_buffers())
-    }
-    grads = {
-        name: None if value.grad is None else (value.grad.tolist(), id(value.grad))
-        for name, value in model.named_parameters()
-    }
-    return {
-        "tensors": tensors,
-        "grads": grads,
-        "attributes": (model.calls, list(model.seen), id(model.seen)),
-        "modes": [module.training for module in model.modules()],
-        "requires_grad": [parameter.requires_grad for parameter in model.parameters()],
-        "own": (model.rng.getstate(), model.own.get_state().tolist()),
-        "data": (data.dataset.noise.bit_generator.state, data.generator.get_state().tolist()),
-        "torch": torch.get_rng_state().tolist(),
-        "python": random.getstate(),
-        "numpy": repr(np.random.get_state()),
-    }
-
-
-def test_find_lr_changes_nothing(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    task = make_task()
-    task.model(torch.ones(2, 4)).sum().backward()  # has gradients, and buffers that moved
-    task.model.layers[3].eval()
-    task.model.layers[0].bias.requires_grad_(False)
-    random.seed(1), np.random.seed(2), torch.manual_seed(3)
-    before = read_all(task)
-    random.seed(1), np.random.seed(2), torch.manual_seed(3)
-    for draw in (random.gauss, np.random.normal):
-        draw(0, 1)
-    found = surestep.find_lr(task, config_of(optim="sgd"), **SHORT)
-    assert len(found.curves[0].losses) > 10
-    state = random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()
-    random.seed(1), np.random.seed(2), torch.manual_seed(3)
-    after = read_all(task)
-    assert state == (after["python"], after["numpy"], after["torch"])
-    assert after == before
-    assert not list(tmp_path.iterdir())
 
 
 def train(task, folder, **options):
@@ -304,6 +209,26 @@ def test_find_is_rejected_where_there_is_no_one_rate(tmp_path, make, options, ex
     with pytest.raises(errors.ConfigError, match=f"(?s){expected}"):
         surestep.prepare(make(), config, run=tmp_path / "r")
     assert not list(tmp_path.glob("r/*"))
+
+
+def test_find_is_the_rate_of_muon_beside_that_of_its_adamw(deep, tmp_path, monkeypatch):
+    seen = []
+
+    def measure(planned, rate, *_):
+        seen.append((rate.option, planned.plan.optim_options["adamw_lr"]))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(home, "measure_curve", measure)
+    config = config_of(optim={"name": "muon", "lr": "find", "adamw_lr": 0.004})
+    with pytest.raises(KeyboardInterrupt):
+        surestep.prepare(deep, config, run=tmp_path / "r")
+    assert seen == [("optim.lr", 0.004)]
+
+
+def test_dry_run_measures_nothing(monkeypatch):
+    monkeypatch.setattr(home, "measure_curve", None)
+    actions = dry_run(make_line(), config_of(optim={"name": "sgd", "lr": "find"}))
+    assert "one step" in [action.what for action in actions]
 
 
 def test_run_ends_before_its_first_step_if_the_curves_say_nothing(tmp_path, monkeypatch):

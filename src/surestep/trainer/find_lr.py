@@ -162,7 +162,7 @@ def find_at_start(
     is_shown = world.is_first and planned.plan.logging_progress != "quiet"
     bare = replace(planned, config=without_find(planned.config))
     bare = replace(bare, plan=bare.decide(bare.config))
-    rate = choose_rate(bare, None if bare.plan.optim_name != "muon" else "muon")
+    rate = choose_rate(bare, bare.plan.optim_name)  # that of optim.lr, also beside optim.adamw_lr
     with preserve_all_rng(planned.plan.device), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run itself warns again
         found = _search(bare, rate, RateRange(), SEEDS, world, show if is_shown else None)
