@@ -48,7 +48,7 @@ class LrRangeTest:
     Attributes:
         optimizer: whose rate it is.
         option: which sets it, such as "optim.lr"; "" if the Task does, in `Task(optimizers=)`.
-        lr: the rate; None if the curves do not show one.
+        lr: the rate, with two digits; None if the curves do not show one.
         spread: the lowest and the highest rate that one seed suggests; None if none does.
         why: how the rate follows from the curves, or why there is none.
         seeds: of the range tests.
@@ -222,7 +222,7 @@ def _search(
     return LrRangeTest(
         rate.optimizer,
         rate.option,
-        found.lr,
+        None if found.lr is None else float(f"{found.lr:.2g}"),  # as it is printed and typed
         found.spread,
         found.why,
         numbers,
