@@ -7,9 +7,10 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from torch import Tensor, nn
 
@@ -17,6 +18,7 @@ from surestep.base.errors import ConfigError, ParallelError
 from surestep.config.config import Config
 from surestep.engine.data.batch_loader import BatchLoader, make_loader
 from surestep.engine.data.dataset import count_samples
+from surestep.engine.data.smaller_batches import Retry, retry_in_smaller_batches
 from surestep.engine.evaluate.evaluate import (
     check_targets,
     evaluate_parts,
@@ -56,6 +58,8 @@ if TYPE_CHECKING:  # only with report.samples
 _AGREE_EVERY = 16  # batches between two exchanges of the ranks
 Warn = Callable[[str], object]
 OnBatch = Callable[[int, int | None], object]
+Fitting = Callable[[BatchLoader], Retry]
+T = TypeVar("T")
 
 
 def make_interrupt_check(loop: Loop) -> Callable[[], bool]:
@@ -75,13 +79,19 @@ def make_interrupt_check(loop: Loop) -> Callable[[], bool]:
 
 
 class Evaluator:
-    """Evaluates and predicts with the current weights of an open run."""
+    """Evaluates and predicts with the current weights of an open run.
+
+    Attributes:
+        fitting: sets the micro-batch size of a loader, and returns what decides whether to repeat
+            an evaluation in smaller ones; None if the sizes are fixed.
+    """
 
     def __init__(self, plan: Plan, task: Task, loop: Loop, loaders: dict[str, BatchLoader]) -> None:
         self.plan = plan
         self.task = task
         self.loop = loop
         self.loaders = loaders
+        self.fitting: Fitting | None = None
         self._generators: OwnGenerators | None = None
         self._closed = False
         for loader in loaders.values():
@@ -161,6 +171,7 @@ class Evaluator:
                 warn=warn,
                 writes=loop.context.writes,
                 collectors=collectors,
+                retry=self.fitting,
             )
         except (RuntimeError, MemoryError) as error:
             size = max(loader.layout.batch_size for loader in loaders.values())
@@ -172,16 +183,17 @@ class Evaluator:
         """Predict each sample of a split."""
         self.sync_buffers()
         loader, context = _predict_loader(self.task, self.plan, split), self.loop.context
+        function = partial(
+            predict,
+            self.loop.state.model,
+            loader,
+            context.loss,
+            autocast=context.autocast,
+            passes=mc_dropout,
+            writes=context.writes,
+        )
         try:
-            model = self.loop.state.model
-            return predict(
-                model,
-                loader,
-                context.loss,
-                autocast=context.autocast,
-                passes=mc_dropout,
-                writes=context.writes,
-            )
+            return _retry_if(self.fitting is not None, function, loader)
         finally:
             loader.close()
 
@@ -280,6 +292,7 @@ def evaluate_run(
             warn=warn,
             # No set may change what the next one measures.
             writes=ForwardWrites(model).possible if len(names) > 1 else (),
+            retry=(lambda _: _always) if planned.fits_evaluation else None,
         )
     if count is not None:
         for name in names:
@@ -309,7 +322,8 @@ def predict_run(
     model, saved = load_checkpoint_model(run, planned, which)
     total = count_samples(data_splits(planned.task)[split], split) if watch is not None else None
     with torch_settings(planned.plan):
-        predictions = predict(
+        function = partial(
+            predict,
             model,
             loader,
             planned.loss,
@@ -318,7 +332,17 @@ def predict_run(
             watch=None if watch is None else lambda done: watch(done, total),
             folder=folder,
         )
+        predictions = _retry_if(planned.fits_evaluation, function, loader)
     return saved, predictions
+
+
+def _retry_if(fits: bool, function: Callable[[], T], loader: BatchLoader) -> T:
+    """Call a function that reads a loader, again in smaller micro-batches if memory runs out."""
+    return retry_in_smaller_batches(function, loader, _always) if fits else function()
+
+
+def _always(size: int, found: object) -> bool:
+    return True
 
 
 def load_checkpoint_model(

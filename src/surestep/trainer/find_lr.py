@@ -27,6 +27,7 @@ from surestep.engine.schedule.suggest_lr import RangeCurve, suggest_lr
 from surestep.engine.task.task import Task
 from surestep.record.run_writer import RunWriter
 from surestep.trainer.arguments import check_arguments
+from surestep.trainer.fit_memory import start_fitted
 from surestep.trainer.planning import PreparedTask, TaskOrigin, plan_task
 from surestep.trainer.range_test import (
     LR,
@@ -238,6 +239,7 @@ def _plan_seeds(planned: PreparedTask, seeds: Sequence[int]) -> Iterator[Prepare
         with _warn_once(number):
             config = planned.config.replace_options({"seed": seed})
             of_seed = plan_task(planned.task, config, system=planned.system)
+            of_seed = start_fitted(of_seed, TaskOrigin())
         yield of_seed
 
 

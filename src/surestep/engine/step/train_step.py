@@ -250,6 +250,10 @@ def _recompute_seeded(context: StepContext, batch: Batch, divisor: float) -> Gra
         return forward_backward(context, batch, divisor)
 
 
+# What the traceback of an error has before the function that a step was calling.
+PARTS_OF_STEP: tuple[Any, ...] = (train_step, _usual_update, _recompute_seeded)
+
+
 def forward_backward(context: StepContext, batch: Batch, divisor: float) -> Gradients:
     """Accumulate the loss and its gradients over the micro-batches; those without items add none.
 
