@@ -47,23 +47,26 @@ def plan_first_sizes(
     world: Communicator,
     planned: PreparedTask,
     origin: TaskOrigin,
-    known: list[dict[str, Any]],
+    recorder: RunWriter,
     decision: ResumeDecision,
-) -> PreparedTask:
-    """Return it with the size that the run has recorded for its next step, or else a start."""
+) -> tuple[PreparedTask, list[dict[str, Any]]]:
+    """Return it with the size that the run has recorded for its next step, or else a start.
+
+    Also return all sizes that the run has recorded.
+    """
     if not (planned.fits or planned.fits_evaluation):
-        return planned
-    step = 1
+        return planned, []
+    known, step = read_sizes(world, recorder), 1
     if decision.checkpoint is not None and decision.parent is None:
         step += decision.checkpoint.record["progress"]["step"]
     size = _sizes_of(known, None).at(step)
     if size is None or not planned.fits:
         find = partial(find_start, planned, origin)
         found = run_on_rank_zero(world, find, decode=_as_found_sizes)
-        return planned.start_with(**found)
+        return planned.start_with(**found), known
     first = min(entry["step"] for entry in known if entry["size"] == size)
     why = f"this run uses it from step {first} on"
-    return planned.start_with(fitting=FoundSize(size, why, is_recorded=True))
+    return planned.start_with(fitting=FoundSize(size, why, is_recorded=True)), known
 
 
 def _as_found_sizes(values: dict[str, Any]) -> dict[str, FoundSize]:

@@ -21,7 +21,7 @@ from surestep.engine.diagnose.preserve_step import preserve_state
 from surestep.engine.optim.param_groups import parameters_of
 from surestep.engine.parallel.single import SingleProcessStrategy
 from surestep.engine.plan.plan import Plan
-from surestep.engine.step.train_step import StepContext, forward_backward
+from surestep.engine.step.train_step import StepContext, try_update
 
 
 def find_size_on_ranks(context: StepContext, loader: BatchLoader, plan: Plan, why_not: str) -> None:
@@ -63,12 +63,9 @@ def _try_step(context: StepContext, loader: BatchLoader) -> str:
         batch = loader.move(next(loader.batches(0)))
         if loader.transform is not None:
             batch = loader.transform.preview(batch, 0)
-        strategy = context.strategy
-        with preserve_state(context), _preserve_update(strategy.optimizer):
+        with preserve_state(context), _preserve_update(context.strategy.optimizer):
             if batch.items:
-                forward_backward(context, batch, batch.items if context.loss.divides else 1.0)
-                strategy.clip_grad_norm()
-                strategy.optimizer.step()
+                try_update(context, batch)
     except (RuntimeError, MemoryError) as error:
         if not ran_out(error):
             raise
