@@ -287,6 +287,13 @@ def test_run_with_a_typed_rate_does_not_resume_with_find(tmp_path):
         train(make_line(), tmp_path / "r", optim={"name": "sgd", "lr": "find"})
 
 
+def test_nothing_is_measured_if_there_must_be_a_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(home, "_search", no_search)
+    config = config_of(optim={"name": "sgd", "lr": "find"})
+    with pytest.raises(errors.CheckpointError, match="resume is 'must'"):
+        surestep.prepare(make_line(), config, run=tmp_path / "r", resume="must")
+
+
 def test_find_does_not_start_from_a_checkpoint(searched, tmp_path):
     config = config_of(optim={"name": "sgd", "lr": "find"})
     with pytest.raises(errors.ConfigError, match=r"--from .*Set a number"):

@@ -38,6 +38,7 @@ from surestep.trainer.range_test import (
 )
 from surestep.trainer.rank_consistency import check_same_setup
 from surestep.trainer.rank_zero import run_on_rank_zero
+from surestep.trainer.resume import Resume
 
 SEEDS = 3
 
@@ -141,11 +142,16 @@ def find_lr(
 
 
 def find_at_start(
-    planned: PreparedTask, recorder: RunWriter, world: Communicator, from_: str | None
+    planned: PreparedTask,
+    recorder: RunWriter,
+    world: Communicator,
+    resume: Resume,
+    from_: str | None,
 ) -> PreparedTask:
     """Return the task with a number for optim.lr="find".
 
-    It is the one that the run was started with, or that a range test finds now.
+    It is the one that the run was started with, or that a range test finds now. If there is no run
+    and `resume` is "must", which is an error, nothing is measured.
 
     Raises:
         RunError: the run was started with a rate that was typed.
@@ -154,6 +160,8 @@ def find_at_start(
     recorded = run_on_rank_zero(world, lambda: _read_found(recorder))
     if recorded is not None:
         return _with_lr(planned, recorded)
+    if resume == "must":
+        return planned
     if from_ is not None:
         raise ConfigError(
             "optim.lr='find' measures the rate from the first weights of the Task, and --from "
@@ -164,7 +172,11 @@ def find_at_start(
     bare = replace(planned, config=without_find(planned.config))
     bare = replace(bare, plan=bare.decide(bare.config))
     rate = choose_rate(bare, bare.plan.optim_name)  # that of optim.lr, also beside optim.adamw_lr
-    with preserve_all_rng(planned.plan.device), warnings.catch_warnings():
+    with (
+        preserve_all_rng(planned.plan.device),
+        warnings.catch_warnings(),
+        world.explain_errors(),
+    ):
         warnings.simplefilter("ignore")  # the run itself warns again
         found = _search(bare, rate, RateRange(), SEEDS, world, show if is_shown else None)
     if found.lr is None:
