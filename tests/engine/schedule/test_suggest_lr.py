@@ -132,6 +132,15 @@ def test_seeds_that_disagree_say_so():
     assert found.spread[1] / found.spread[0] == pytest.approx(RATES[40] / RATES[0])
 
 
+def test_constant_rate_is_lower_than_the_peak_of_one_that_falls():
+    curves = [quadratic(seed) for seed in range(3)]
+    peak, constant = suggest_lr(curves), suggest_lr(curves, is_constant=True)
+    assert constant.lr == pytest.approx(peak.lr / 2)
+    assert constant.by_seed == pytest.approx([lr / 2 for lr in peak.by_seed])
+    assert "for a constant rate" in constant.why
+    assert "for a constant rate" not in peak.why
+
+
 def test_suggestion_is_in_units_of_the_rates():
     curve = quadratic(0, noise=0.1)
     larger = RangeCurve([100 * rate for rate in curve.rates], curve.losses)

@@ -17,6 +17,7 @@ SHARE = 0.9  # of its fall that the loss has made at the rate from which the sug
 # A test with fewer steps per decade of the rate has had less time to learn at each rate, so the
 # loss falls at higher ones: by the factor that doubling the steps and LAG give.
 PER_DECADE, LAG = 45.0, 0.85
+CONSTANT = 0.5  # of the best peak of a rate that falls to 0 is the best rate that never falls
 NOISE = 6.0  # mean deviations, of a smoothed loss; a smaller fall shows nothing
 AGREEMENT = 10.0  # ratio of the rates that two seeds suggest; if it is larger, they disagree
 
@@ -54,11 +55,12 @@ class LrSuggestion:
     why: str
 
 
-def suggest_lr(curves: Sequence[RangeCurve]) -> LrSuggestion:
+def suggest_lr(curves: Sequence[RangeCurve], *, is_constant: bool = False) -> LrSuggestion:
     """Suggest a peak learning rate from the range tests of several seeds.
 
     Args:
         curves: one of each seed, with the same rates as far as they go.
+        is_constant: the run keeps its peak rate to the end, so the best one is lower.
 
     Raises:
         ValueError: there is no curve, or the rates and losses do not fit together.
@@ -70,11 +72,11 @@ def suggest_lr(curves: Sequence[RangeCurve]) -> LrSuggestion:
         0.032
     """
     _check(curves)
-    alone = [_find_rate([curve]) for curve in curves]
+    alone = [_find_rate([curve], is_constant) for curve in curves]
     by_seed = tuple(lr for lr, _ in alone)
     rates = [lr for lr in by_seed if lr is not None]
     spread = (min(rates), max(rates)) if rates else None
-    lr, why = _find_rate(curves)
+    lr, why = _find_rate(curves, is_constant)
     if lr is not None and spread is not None and spread[1] > AGREEMENT * spread[0]:
         lr, why = None, f"the seeds disagree: they suggest {spread[0]:.2g} to {spread[1]:.2g}"
     if lr is None:
@@ -82,7 +84,7 @@ def suggest_lr(curves: Sequence[RangeCurve]) -> LrSuggestion:
     return LrSuggestion(lr, by_seed, spread, why)
 
 
-def _find_rate(curves: Sequence[RangeCurve]) -> tuple[float | None, str]:
+def _find_rate(curves: Sequence[RangeCurve], is_constant: bool) -> tuple[float | None, str]:
     """Return the rate that the median of the curves suggests, or None, and the reason."""
     rates = np.asarray(max((curve.rates for curve in curves), key=len), dtype=np.float64)
     losses = np.median([_above_start(curve, len(rates)) for curve in curves], axis=0)
@@ -101,10 +103,10 @@ def _find_rate(curves: Sequence[RangeCurve]) -> tuple[float | None, str]:
         return None, "the loss still falls at the highest rate; test higher rates"
     at = int(np.argmax(smooth <= -SHARE * fall))
     per_decade = (steps - 1) / float(np.log10(rates[steps - 1] / rates[0]))
-    factor = (per_decade / PER_DECADE) ** LAG
+    factor = (per_decade / PER_DECADE) ** LAG * (CONSTANT if is_constant else 1)
     return factor * float(rates[at]), (
         f"{factor:.2g} times the rate at which the loss has made {SHARE:.0%} of its fall, in a "
-        f"test of {per_decade:.0f} steps per decade"
+        f"test of {per_decade:.0f} steps per decade{', for a constant rate' * is_constant}"
     )
 
 
