@@ -98,6 +98,14 @@ def read_all(task):
     }
 
 
+def test_rate_that_never_falls_is_half_the_peak_of_one_that_does():
+    lrs = [
+        surestep.find_lr(make_line(), config_of(optim="sgd", schedule=name), seeds=1, steps=100).lr
+        for name in ("constant", "cosine")
+    ]
+    assert lrs[0] == pytest.approx(lrs[1] / 2)
+
+
 def test_find_lr_changes_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     task = make_task()

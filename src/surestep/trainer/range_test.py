@@ -62,7 +62,7 @@ class RateRange:
 
     lowest: float = 1e-7
     highest: float = 10.0
-    steps: int = 100
+    steps: int = 400
 
     def __post_init__(self) -> None:
         if not 0 < self.lowest < self.highest < math.inf:
@@ -74,7 +74,7 @@ class RateRange:
         if self.steps < 20:
             raise ConfigError(
                 f"steps={self.steps} are too few to see the loss fall and rise. Set 20 or more; "
-                "the default is 100."
+                "the default is 400."
             )
 
     def list_rates(self) -> list[float]:
