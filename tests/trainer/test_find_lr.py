@@ -14,10 +14,19 @@ from torch.utils.data import DataLoader, Dataset
 import surestep
 from surestep import errors
 from surestep.trainer import range_test
+from surestep.trainer.range_test import RateRange
 
 home = import_module("surestep.trainer.find_lr")
 QUIET = {"progress": "quiet"}
 SHORT = {"seeds": 1, "steps": 20}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def shorter():
+    """Range tests of runs take fewer steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(home, "RateRange", lambda *args: RateRange(*args or (1e-7, 10.0, 100)))
+        yield
 
 
 class Noisy(Dataset):
