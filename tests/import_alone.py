@@ -72,9 +72,9 @@ class Compiled(SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         name = module.__name__
         if name not in self.alone:
-            packages = [each for each in own_modules() if f"{name}.".startswith(f"{each}.")]
-            needed = {*packages, *(each for one in packages for each in self.alone.get(one, ()))}
-            others = forget(each for each in own_modules() if each not in needed)
+            packages = [other for other in own_modules() if f"{name}.".startswith(f"{other}.")]
+            needed = set(packages).union(*(self.alone.get(package, ()) for package in packages))
+            others = forget(other for other in own_modules() if other not in needed)
             before = process_state()
             try:
                 super().exec_module(module)
