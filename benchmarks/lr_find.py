@@ -162,11 +162,12 @@ def main() -> None:
         for rule, more in suggestions.items():
             of_rules[is_held_out].setdefault(rule, []).extend(more)
         ours = suggestions["surestep"][0]
-        good, spread = grid.good(), found.spread or (math.nan, math.nan)
+        good = grid.good()
+        spread = f"{found.spread[0]:.2g} to {found.spread[1]:.2g}" if found.spread else "none"
         print(
             f"| {name}{' (held out)' if is_held_out else ''} | {grid.best:.2g} "
             f"| {min(good):.2g} to {max(good):.2g} | {found.lr or math.nan:.2g} "
-            f"| {spread[0]:.2g} to {spread[1]:.2g} | {ours.factor([grid.best]):.1f} "
+            f"| {spread} | {ours.factor([grid.best]):.1f} "
             f"| {ours.factor(good):.1f} |",
             flush=True,
         )
