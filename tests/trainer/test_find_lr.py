@@ -3,6 +3,7 @@
 import shutil
 from functools import partial
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -383,6 +384,17 @@ def test_test_ends_when_the_loss_diverges(losses, ends_at):
     divergence = range_test.Divergence()
     found = [number for number, loss in enumerate(losses) if divergence.has_come(loss)]
     assert found[:1] == ([] if ends_at is None else [ends_at])
+
+
+@pytest.mark.parametrize("is_built", [True, False])
+def test_model_that_a_strategy_splits_has_to_be_built_by_a_function(monkeypatch, is_built):
+    monkeypatch.setattr(range_test, "strategy_class", lambda _: SimpleNamespace(copies_model=False))
+    planned = plan_task(make_task(None if is_built else Net), config_of())
+    if not is_built:
+        range_test.check_can_restore(planned)
+        return
+    with pytest.raises(errors.ConfigError, match=r"splits it for good. Pass a function"):
+        range_test.check_can_restore(planned)
 
 
 def test_steps_that_are_all_skipped_end_the_test():
