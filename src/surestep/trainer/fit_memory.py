@@ -33,7 +33,7 @@ _USABLE = 0.9  # of the free memory: an estimate may be too low by a tenth
 _FRAGMENTED = 0.1  # of what is reserved, from which on a notice names it
 
 
-def read_sizes(world: Communicator, recorder: RunWriter) -> list[dict[str, Any]]:
+def _read_sizes(world: Communicator, recorder: RunWriter) -> list[dict[str, Any]]:
     """Return the sizes that the run has recorded, on all ranks."""
     path = recorder.folder / "events.jsonl"
 
@@ -47,23 +47,26 @@ def plan_first_sizes(
     world: Communicator,
     planned: PreparedTask,
     origin: TaskOrigin,
-    known: list[dict[str, Any]],
+    recorder: RunWriter,
     decision: ResumeDecision,
-) -> PreparedTask:
-    """Return it with the size that the run has recorded for its next step, or else a start."""
+) -> tuple[PreparedTask, list[dict[str, Any]]]:
+    """Return it with the size that the run has recorded for its next step, or else a start.
+
+    Also return all sizes that the run has recorded.
+    """
     if not (planned.fits or planned.fits_evaluation):
-        return planned
-    step = 1
+        return planned, []
+    step, known = 1, _read_sizes(world, recorder)
     if decision.checkpoint is not None and decision.parent is None:
         step += decision.checkpoint.record["progress"]["step"]
     size = _sizes_of(known, None).at(step)
     if size is None or not planned.fits:
         find = partial(find_start, planned, origin)
         found = run_on_rank_zero(world, find, decode=_as_found_sizes)
-        return planned.start_with(**found)
+        return planned.start_with(**found), known
     first = min(entry["step"] for entry in known if entry["size"] == size)
     why = f"this run uses it from step {first} on"
-    return planned.start_with(fitting=FoundSize(size, why, is_recorded=True))
+    return planned.start_with(fitting=FoundSize(size, why, is_recorded=True)), known
 
 
 def _as_found_sizes(values: dict[str, Any]) -> dict[str, FoundSize]:

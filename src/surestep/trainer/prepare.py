@@ -34,7 +34,7 @@ from surestep.trainer.best_metric import measure_on, reset_best
 from surestep.trainer.build import BuiltLoop, build
 from surestep.trainer.config_diff import may_change_data
 from surestep.trainer.evaluator import Evaluator
-from surestep.trainer.fit_memory import fit_memory, plan_first_sizes, read_sizes
+from surestep.trainer.fit_memory import fit_memory, plan_first_sizes
 from surestep.trainer.own_loop import describe_ignored
 from surestep.trainer.parts import InBackground, list_parts
 from surestep.trainer.planning import PreparedTask, TaskOrigin, make_eval_loaders, plan_task
@@ -119,12 +119,10 @@ def prepare(
 
             with world.explain_errors():
                 planned = find_at_start(planned, recorder, world, from_)
-            plan = planned.plan
         parent = from_ and str(fix_path(Path(from_), start))
         decide = partial(decide_resume, recorder, origin, planned, resume, allow, parent)
         decision = broadcast_resume_decision(world, decide)
-        known = read_sizes(world, recorder) if planned.fits or planned.fits_evaluation else []
-        planned = plan_first_sizes(world, planned, origin, known, decision)
+        planned, known = plan_first_sizes(world, planned, origin, recorder, decision)
         plan = planned.plan
         senders = TrackerThreads(plan, trackers, planned.model, world, decision, recorder)
         callbacks = [*callbacks, *plugin_callbacks(plan)]
