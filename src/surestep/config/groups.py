@@ -117,7 +117,7 @@ class Validation(ConfigGroup):
         default=(False, "the first evaluation is after validation.every"),
     )
     batch_size: Number[Count | Literal["fit"]] = option(
-        "Samples per forward pass of an evaluation, or fit: as many as fit in memory.",
+        "Samples per forward pass of an evaluation, or fit.",
         resume=not_bitwise("metrics are summed in different batches"),
     )
     weights: Word[Literal["average", "raw", "both"]] = option(

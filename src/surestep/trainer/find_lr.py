@@ -26,6 +26,8 @@ from surestep.engine.rng import preserve_all_rng
 from surestep.engine.schedule.suggest_lr import RangeCurve, suggest_lr
 from surestep.engine.task.task import Task
 from surestep.record.run_writer import RunWriter
+from surestep.trainer.arguments import check_arguments
+from surestep.trainer.fit_memory import start_fitted
 from surestep.trainer.planning import PreparedTask, TaskOrigin, plan_task
 from surestep.trainer.range_test import (
     LR,
@@ -36,6 +38,7 @@ from surestep.trainer.range_test import (
 )
 from surestep.trainer.rank_consistency import check_same_setup
 from surestep.trainer.rank_zero import run_on_rank_zero
+from surestep.trainer.resume import Resume
 
 SEEDS = 3
 
@@ -47,7 +50,7 @@ class LrRangeTest:
     Attributes:
         optimizer: whose rate it is.
         option: which sets it, such as "optim.lr"; "" if the Task does, in `Task(optimizers=)`.
-        lr: the rate; None if the curves do not show one.
+        lr: the rate, with two digits; None if the curves do not show one.
         spread: the lowest and the highest rate that one seed suggests; None if none does.
         why: how the rate follows from the curves, or why there is none.
         seeds: of the range tests.
@@ -120,8 +123,9 @@ def find_lr(
         >>> 0.01 < found.lr < 1
         True
     """
+    check_arguments(task, config, None, (), ())
     rates = RateRange(lowest, highest, steps)
-    if seeds < 1:
+    if not isinstance(seeds, int) or seeds < 1:
         raise ConfigError(f"seeds={seeds} is not a number of range tests. Set 1 or more.")
     config, system = without_find(config), read_system()
     with ExitStack() as stack:
@@ -138,11 +142,16 @@ def find_lr(
 
 
 def find_at_start(
-    planned: PreparedTask, recorder: RunWriter, world: Communicator, from_: str | None
+    planned: PreparedTask,
+    recorder: RunWriter,
+    world: Communicator,
+    resume: Resume,
+    from_: str | None,
 ) -> PreparedTask:
     """Return the task with a number for optim.lr="find".
 
-    It is the one that the run was started with, or that a range test finds now.
+    It is the one that the run was started with, or that a range test finds now. If there is no run
+    and `resume` is "must", which is an error, nothing is measured.
 
     Raises:
         RunError: the run was started with a rate that was typed.
@@ -151,6 +160,8 @@ def find_at_start(
     recorded = run_on_rank_zero(world, lambda: _read_found(recorder))
     if recorded is not None:
         return _with_lr(planned, recorded)
+    if resume == "must":
+        return planned
     if from_ is not None:
         raise ConfigError(
             "optim.lr='find' measures the rate from the first weights of the Task, and --from "
@@ -160,8 +171,12 @@ def find_at_start(
     is_shown = world.is_first and planned.plan.logging_progress != "quiet"
     bare = replace(planned, config=without_find(planned.config))
     bare = replace(bare, plan=bare.decide(bare.config))
-    rate = choose_rate(bare, None if bare.plan.optim_name != "muon" else "muon")
-    with preserve_all_rng(planned.plan.device), warnings.catch_warnings():
+    rate = choose_rate(bare, bare.plan.optim_name)  # that of optim.lr, also beside optim.adamw_lr
+    with (
+        preserve_all_rng(planned.plan.device),
+        warnings.catch_warnings(),
+        world.explain_errors(),
+    ):
         warnings.simplefilter("ignore")  # the run itself warns again
         found = _search(bare, rate, RateRange(), SEEDS, world, show if is_shown else None)
     if found.lr is None:
@@ -220,7 +235,7 @@ def _search(
     return LrRangeTest(
         rate.optimizer,
         rate.option,
-        found.lr,
+        None if found.lr is None else float(f"{found.lr:.2g}"),  # as it is printed and typed
         found.spread,
         found.why,
         numbers,
@@ -236,6 +251,7 @@ def _plan_seeds(planned: PreparedTask, seeds: Sequence[int]) -> Iterator[Prepare
         with _warn_once(number):
             config = planned.config.replace_options({"seed": seed})
             of_seed = plan_task(planned.task, config, system=planned.system)
+            of_seed = start_fitted(of_seed, TaskOrigin())
         yield of_seed
 
 

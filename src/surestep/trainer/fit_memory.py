@@ -19,7 +19,7 @@ from surestep.engine.resolve.data import why_not_split
 from surestep.engine.step.fitted_steps import FittedSteps
 from surestep.record.events import find_events
 from surestep.record.run_writer import RunWriter
-from surestep.trainer.found_sizes import load_sizes, locate_sizes, store_sizes
+from surestep.trainer.found_sizes import FoundSizes, load_sizes, locate_sizes, store_sizes
 from surestep.trainer.memory import find_largest_eval_batch, find_largest_micro_batch
 from surestep.trainer.planning import PreparedTask, TaskOrigin
 from surestep.trainer.rank_zero import run_on_rank_zero
@@ -33,7 +33,7 @@ _USABLE = 0.9  # of the free memory: an estimate may be too low by a tenth
 _FRAGMENTED = 0.1  # of what is reserved, from which on a notice names it
 
 
-def _read_sizes(world: Communicator, recorder: RunWriter) -> list[dict[str, Any]]:
+def read_sizes(world: Communicator, recorder: RunWriter) -> list[dict[str, Any]]:
     """Return the sizes that the run has recorded, on all ranks."""
     path = recorder.folder / "events.jsonl"
 
@@ -56,7 +56,7 @@ def plan_first_sizes(
     """
     if not (planned.fits or planned.fits_evaluation):
         return planned, []
-    step, known = 1, _read_sizes(world, recorder)
+    known, step = read_sizes(world, recorder), 1
     if decision.checkpoint is not None and decision.parent is None:
         step += decision.checkpoint.record["progress"]["step"]
     size = _sizes_of(known, None).at(step)
@@ -73,27 +73,37 @@ def _as_found_sizes(values: dict[str, Any]) -> dict[str, FoundSize]:
     return {name: FoundSize(*value) for name, value in values.items()}
 
 
-def start_fitted(planned: PreparedTask, origin: TaskOrigin) -> PreparedTask:
-    """Return it with a Plan that has the sizes that a new run starts with."""
+def start_fitted(
+    planned: PreparedTask, origin: TaskOrigin, memory: int | None = None
+) -> PreparedTask:
+    """Return it with a Plan that has the sizes that a new run starts with.
+
+    `memory` is the bytes of a device that is not there; None is the device of this machine.
+    """
     if not (planned.fits or planned.fits_evaluation):
         return planned
-    return planned.start_with(**find_start(planned, origin))
+    return planned.start_with(**find_start(planned, origin, memory))
 
 
-def find_start(planned: PreparedTask, origin: TaskOrigin) -> dict[str, FoundSize]:
+def find_start(
+    planned: PreparedTask, origin: TaskOrigin, memory: int | None = None
+) -> dict[str, FoundSize]:
     """Return the sizes to start with, by fields of TaskInfo: of earlier runs, or estimated.
 
-    A field is missing if nothing is known: the start is then all of a batch.
+    A field is missing if nothing is known: the start is then all of a batch. `memory` is that of a
+    device that is not there.
 
     Raises:
         ConfigError: a batch does not fit, and splitting it changes the update.
     """
-    plan, earlier = planned.plan, load_sizes(locate_sizes(planned, origin))
+    plan = planned.plan
+    earlier = load_sizes(locate_sizes(planned, origin)) if memory is None else FoundSizes()
+    free = _free_memory(planned) if memory is None else memory
     share = -(-plan.batch_size // plan.parallel_ranks)
     found: dict[str, FoundSize] = {}
     if planned.fits and earlier.training is not None:
         found["fitting"] = FoundSize(earlier.training, _EARLIER)
-    elif planned.fits and (size := _estimate(planned, find_largest_micro_batch)) is not None:
+    elif planned.fits and (size := _estimate(find_largest_micro_batch, planned, free)) is not None:
         parts = -(-share // max(1, size))  # of about the same size
         found["fitting"] = FoundSize(-(-share // parts), _ESTIMATED)
     start, changes = found.get("fitting"), why_not_split(planned.info)
@@ -109,16 +119,18 @@ def find_start(planned: PreparedTask, origin: TaskOrigin) -> dict[str, FoundSize
     elif (
         planned.fits_evaluation
         and planned.task.val_sets()
-        and (size := _estimate(planned, find_largest_eval_batch)) is not None
+        and (size := _estimate(find_largest_eval_batch, planned, free)) is not None
     ):
         found["fitting_evaluation"] = FoundSize(max(1, min(size, share)), _ESTIMATED)
     return found
 
 
-def _estimate(planned: PreparedTask, find: Callable[[PreparedTask, int], int]) -> int | None:
+def _estimate(
+    find: Callable[[PreparedTask, int], int], planned: PreparedTask, free: float
+) -> int | None:
     """Return the size that fits by an estimate; None if the memory of a step is not known."""
     with suppress(ConfigError):
-        return find(planned, int(_USABLE * _free_memory(planned)))
+        return find(planned, int(_USABLE * free))
     return None
 
 

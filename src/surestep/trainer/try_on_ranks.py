@@ -4,7 +4,6 @@ A rank that runs out of memory must not leave the others waiting: each rank trie
 itself, without any exchange, and they agree afterwards.
 """
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,10 +19,9 @@ from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.device import clear_frames, describe_memory, ran_out, release_memory
 from surestep.engine.diagnose.preserve_step import preserve_state
 from surestep.engine.optim.param_groups import parameters_of
-from surestep.engine.parallel.base import Strategy
 from surestep.engine.parallel.single import SingleProcessStrategy
 from surestep.engine.plan.plan import Plan
-from surestep.engine.step.train_step import StepContext, forward_backward
+from surestep.engine.step.train_step import StepContext, try_update
 
 
 def find_size_on_ranks(context: StepContext, loader: BatchLoader, plan: Plan, why_not: str) -> None:
@@ -65,13 +63,9 @@ def _try_step(context: StepContext, loader: BatchLoader) -> str:
         batch = loader.move(next(loader.batches(0)))
         if loader.transform is not None:
             batch = loader.transform.preview(batch, 0)
-        strategy = context.strategy
-        with preserve_state(context), _preserve_update(strategy):
+        with preserve_state(context), _preserve_update(context.strategy.optimizer):
             if batch.items:
-                divisor = batch.items if context.loss.divides else 1.0
-                loss_sum, *_ = forward_backward(context, batch, divisor)
-                strategy.unscale()
-                strategy.step(loss_sum, strategy.clip_grad_norm().total)
+                try_update(context, batch)
     except (RuntimeError, MemoryError) as error:
         if not ran_out(error):
             raise
@@ -82,12 +76,11 @@ def _try_step(context: StepContext, loader: BatchLoader) -> str:
 
 
 @contextmanager
-def _preserve_update(strategy: Strategy) -> Iterator[None]:
-    """Restore weights, the state of the optimizer and the loss scale, from copies on the host.
+def _preserve_update(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Restore weights and the state of an optimizer, from copies on the host.
 
     A copy on the device would take memory that the step itself does not take.
     """
-    optimizer, scale = strategy.optimizer, copy.deepcopy(vars(strategy.scaler))
     weights = [(weight, _copy(weight)) for weight in parameters_of(optimizer)]
     state = {key: map_tensors(dict(slots), _copy) for key, slots in optimizer.state.items()}
     groups = [dict(group) for group in optimizer.param_groups]
@@ -97,7 +90,6 @@ def _preserve_update(strategy: Strategy) -> Iterator[None]:
         with torch.no_grad():
             for weight, copied in weights:
                 weight.copy_(copied)
-        vars(strategy.scaler).update(scale)
         optimizer.state.clear()
         for key, slots in state.items():
             optimizer.state[key] = map_tensors(slots, partial(_place, weight=key))

@@ -195,6 +195,13 @@ def train_step(context: StepContext, batch: Batch) -> StepResult:
     return StepResult(*done, numbers_before=buffers.numbers)
 
 
+def try_update(context: StepContext, batch: Batch) -> None:
+    """Update the parameters once to see what it takes, without schedule, loss scale and guard."""
+    forward_backward(context, batch, batch.items if context.loss.divides else 1.0)
+    context.strategy.clip_grad_norm()
+    context.strategy.optimizer.step()
+
+
 def _usual_update(
     context: StepContext, batch: Batch, divisor: float, lr_factor: float
 ) -> tuple[UpdateResult, float]:
