@@ -13,16 +13,33 @@ from surestep import errors
 from surestep.trainer import range_test, task_snapshot
 from surestep.trainer.dry_run import dry_run
 from surestep.trainer.planning import plan_task
+from surestep.trainer.range_test import RateRange
 from tests.laws.test_law_4_range_tests import Net, config_of, make_task, read_all
 
 home = import_module("surestep.trainer.find_lr")
 SHORT = {"seeds": 1, "steps": 20}
 
 
+@pytest.fixture(autouse=True, scope="module")
+def shorter():
+    """Range tests of runs take fewer steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(home, "RateRange", lambda *args: RateRange(*args or (1e-7, 10.0, 100)))
+        yield
+
+
 def make_line(**more):
     x = torch.randn(48, 4, generator=torch.Generator().manual_seed(0))
     torch.manual_seed(0)
     return surestep.Task(nn.Linear(4, 1), loss="mse", train=(x, x.sum(1, keepdim=True)), **more)
+
+
+def test_rate_that_never_falls_is_half_the_peak_of_one_that_does():
+    lrs = [
+        surestep.find_lr(make_line(), config_of(optim="sgd", schedule=name), seeds=1, steps=100).lr
+        for name in ("constant", "cosine")
+    ]
+    assert lrs[0] == pytest.approx(lrs[1] / 2)
 
 
 def train(task, folder, **options):

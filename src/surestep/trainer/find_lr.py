@@ -86,7 +86,7 @@ def find_lr(
     seeds: int = SEEDS,
     lowest: float = 1e-7,
     highest: float = 10.0,
-    steps: int = 100,
+    steps: int = 400,
     notify: Callable[[str], object] | None = None,
 ) -> LrRangeTest:
     """Measure which learning rate to train a Task with, by a range test of each seed.
@@ -97,7 +97,8 @@ def find_lr(
 
     Args:
         task: what to train.
-        config: the options of the run. Its schedule and its length do not matter.
+        config: the options of the run. Its length does not matter, and of its schedule only whether
+            it is constant.
         optimizer: which rate to measure, if there are several.
         seeds: number of range tests. The first has the seed of the config; each other one has a
             different order of the data, and different first weights if a function builds the model.
@@ -231,7 +232,8 @@ def _search(
         curves.append(measure_curve(of_seed, rate, rates, world))
         if notify is not None:
             notify(_describe(seed, curves[-1], rates))
-    found = suggest_lr(curves)
+    plan = planned.plan.optimizers.get(rate.key) or planned.plan
+    found = suggest_lr(curves, is_constant=plan.schedule.name == "constant")
     return LrRangeTest(
         rate.optimizer,
         rate.option,

@@ -63,7 +63,7 @@ class RateRange:
 
     lowest: float = 1e-7
     highest: float = 10.0
-    steps: int = 100
+    steps: int = 400
 
     def __post_init__(self) -> None:
         if not 0 < self.lowest < self.highest < math.inf:
@@ -75,7 +75,7 @@ class RateRange:
         if not isinstance(self.steps, int) or self.steps < _FEWEST:
             raise ConfigError(
                 f"steps={self.steps} is not a number of steps in which the loss falls and rises. "
-                f"Set {_FEWEST} or more; the default is 100."
+                f"Set {_FEWEST} or more; the default is 400."
             )
 
     def list_rates(self) -> list[float]:
