@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from itertools import islice
 from typing import Any, TypeVar
 
 import torch
@@ -13,12 +14,13 @@ from surestep.engine.allocator import machine_memory
 from surestep.engine.batch import (
     Batch,
     MicroBatch,
+    describe_shapes,
     flatten_tensors,
     map_tensors,
     sum_part_items,
     tensor_bytes,
 )
-from surestep.engine.data.batch_loader import make_loader
+from surestep.engine.data.batch_loader import FIRST_BATCHES, BatchLoader, make_loader
 from surestep.engine.data.dataset import count_samples
 from surestep.engine.distributed.communicator import ALONE
 from surestep.engine.evaluate.evaluate import eval_mode
@@ -207,6 +209,33 @@ def _name_modules(planned: PreparedTask) -> tuple[dict[int, str], list[nn.Module
     return names, modules
 
 
+def _read_largest(loader: BatchLoader) -> MicroBatch:
+    """Return the micro-batch of the most bytes; if code of the user makes them, of several batches.
+
+    The next one is read only if the shapes of one and the one before differ.
+    """
+    largest = before = loader.first()[1]
+    if not (loader.source.collates or loader.is_ready):
+        return largest
+    batches = islice(loader.batches(0), FIRST_BATCHES)
+    for number, micro in enumerate(micro for batch in batches for micro in batch.micro_batches):
+        if micro.items and _count_bytes(micro) > _count_bytes(largest):
+            largest = micro
+        if number and describe_shapes(_content(micro)) == describe_shapes(_content(before)):
+            break
+        before = micro
+    return largest
+
+
+def _content(micro: MicroBatch) -> Any:
+    return micro.args, dict(micro.kwargs), micro.targets
+
+
+def _count_bytes(micro: MicroBatch) -> int:
+    """Return the bytes of the tensors of a micro-batch."""
+    return tensor_bytes(flatten_tensors(_content(micro)))
+
+
 class _Tracer:
     """Traces steps of a task, of several sizes one after another.
 
@@ -229,6 +258,10 @@ class _Tracer:
             data_pin_memory=False,
         )
         self._names, modules = _name_modules(planned)
+        # Gradients that another training has left; those of trained weights are cleared.
+        trained = set(trainable_parameters(planned.model).values())
+        left = {p for module in modules for p in module.parameters()} - trained
+        self._leftover = tensor_bytes(p.grad for p in left if p.grad is not None)
         enter = settings.enter_context
         enter(torch_settings(self.plan))
         enter(preserve_torch_rng(device))
@@ -241,7 +274,14 @@ class _Tracer:
         self._convert = fake_tensors(self._mode, device) if is_fake else copied_tensors(device)
         self._stand_ins = StandIns(modules, self._convert)
         block = _CUDA_BLOCK if self.kind == "cuda" else 1
-        self._trace = StepTrace(device.type, block, self._names, planned.model, is_fake=is_fake)
+        self._trace = StepTrace(
+            device.type,
+            block,
+            self._names,
+            planned.model,
+            is_fake=is_fake,
+            measures_workspace=self.kind == "cpu",
+        )
         self._context: StepContext | None = None
         self._settings, self._modules = settings, modules
 
@@ -304,7 +344,7 @@ class _Tracer:
         return self._collect(micro)
 
     def _read(self, size: int, data: Any, part: str, *, training: bool) -> MicroBatch:
-        """Read the first micro-batch of a size."""
+        """Read the largest of the first micro-batches of a size; their shapes may differ."""
         own = {"micro_batch_size": size} if training else {"validation_batch_size": size}
         loader = make_loader(
             data,
@@ -315,7 +355,7 @@ class _Tracer:
             training=training,
         )
         try:
-            return loader.first()[1]
+            return _read_largest(loader)
         finally:
             loader.close()
 
@@ -345,8 +385,7 @@ class _Tracer:
         """Return a batch on the device."""
         placed = []
         for number, micro in enumerate(micro_batches):
-            content = (micro.args, dict(micro.kwargs), micro.targets)
-            args, kwargs, targets = map_tensors(content, self._convert)
+            args, kwargs, targets = map_tensors(_content(micro), self._convert)
             self._trace.add("inputs", flatten_tensors((args, kwargs, targets)))
             position = number * micro.samples
             placed.append(
@@ -371,10 +410,11 @@ class _Tracer:
 
     def _collect(self, micro: MicroBatch, untraced: int = 0) -> StepMemory:
         """Return the peak; so many samples of the batch are on the device, and were not traced."""
+        self._trace.measure_workspaces()
         moment = self._trace.find_peak()
         kinds: dict[str, Any] = {kind: moment.kinds[kind] for kind in KINDS}
-        inputs = tensor_bytes(flatten_tensors((micro.args, dict(micro.kwargs), micro.targets)))
-        kinds["inputs"] += max(untraced, 0) * inputs // micro.samples
+        kinds["inputs"] += max(untraced, 0) * _count_bytes(micro) // micro.samples
+        kinds["gradients"] += self._leftover
         by_module = dict(self._trace.find_most_activations().modules)
         return StepMemory(micro.samples, **kinds, by_module=by_module)
 

@@ -23,6 +23,12 @@ from torch.nn.modules.module import (
 from surestep.engine import private
 from surestep.engine.batch import flatten_tensors
 from surestep.engine.model.compile import DispatchMode
+from surestep.engine.profile.workspace import (
+    WITH_WORKSPACE,
+    Call,
+    describe_call,
+    measure_workspace,
+)
 
 LOSS = "loss"  # the name of what no module computes, before the backward
 _READ = torch.ops.aten._local_scalar_dense.default
@@ -45,7 +51,7 @@ class Moment:
     Attributes:
         total: all of it.
         kinds: by kind: "weights", "buffers", "inputs", "gradients", "optimizer", "average",
-            "activations" or "temporaries".
+            "activations", "temporaries" or "workspace".
         modules: the activations by the module that computed them.
     """
 
@@ -63,18 +69,28 @@ class StepTrace(DispatchMode):
         names: of the modules whose activations are counted, by their ids.
         is_fake: tensors have no values. Then a read in the update is answered with 1: an optimizer
             reads its step count.
+        measures_workspace: operations that are known to have one run again on the CPU, with zeros.
 
     Attributes:
         phase: "start", "forward" or "update".
     """
 
     def __init__(
-        self, device: str, block: int, names: dict[int, str], root: nn.Module, *, is_fake: bool
+        self,
+        device: str,
+        block: int,
+        names: dict[int, str],
+        root: nn.Module,
+        *,
+        is_fake: bool,
+        measures_workspace: bool,
     ) -> None:
         super().__init__()
         self.phase = "start"
         self._device, self._block, self._names, self._root = device, block, names, root
         self._is_fake = is_fake
+        self._measures_workspace = measures_workspace
+        self._workspaces: list[tuple[Allocation, Call]] = []
         self._alive: dict[int, Allocation] = {}
         self._events: list[tuple[Allocation, bool, str]] = []
         self._first: list[Allocation] = []
@@ -84,6 +100,7 @@ class StepTrace(DispatchMode):
         """Forget what happened so far, and keep what is in memory."""
         self.phase = "start"
         self._events.clear()
+        self._workspaces.clear()
         self._first = list(self._alive.values())
 
     def begin_update(self) -> None:
@@ -128,6 +145,10 @@ class StepTrace(DispatchMode):
                 self._note(tensor)
         elif isinstance(result, Tensor):
             self._note(result)
+        if self._measures_workspace and func in WITH_WORKSPACE:
+            inside = Allocation(0, "workspace", "")  # its size is measured later
+            self._workspaces.append((inside, describe_call(func, args)))
+            self._events += [(inside, True, self.phase), (inside, False, self.phase)]
         return result
 
     def _note(self, tensor: Tensor, kind: str = "") -> Allocation | None:
@@ -157,6 +178,11 @@ class StepTrace(DispatchMode):
         return (
             ("activations", LOSS) if is_forward and self.phase == "forward" else ("temporaries", "")
         )
+
+    def measure_workspaces(self) -> None:
+        """Measure what operations allocated inside, when the trace has ended."""
+        for inside, call in self._workspaces:
+            inside.size = measure_workspace(call)
 
     def find_peak(self, phases: tuple[str, ...] = ("start", "forward", "update")) -> Moment:
         """Return the moment with the most bytes, of these phases."""
