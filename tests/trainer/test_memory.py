@@ -126,9 +126,6 @@ def test_the_largest_batch_of_an_evaluation_is_the_last_that_fits():
 
 @pytest.mark.parametrize("most", [1, 2, 7, 64, 1000])
 def test_the_largest_size_is_found_for_any_growth(most):
-    def measured(peak: int) -> StepMemory:
-        return StepMemory(1, peak, 0, 0, 0, 0)
-
     for growth in (
         lambda size: 100 + 7 * size,
         lambda size: max(500, 11 * size),
@@ -137,7 +134,7 @@ def test_the_largest_size_is_found_for_any_growth(most):
     ):
         for limit in (0, 99, 107, 500, 1000, 5000, 10**9):
             fits = [size for size in range(1, most + 1) if growth(size) <= limit]
-            found = find_largest(lambda size, grow=growth: measured(grow(size)), most, limit)
+            found = find_largest(growth, most, limit)
             assert found == max(fits, default=0)
 
 
