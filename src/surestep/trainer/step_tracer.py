@@ -19,6 +19,7 @@ from surestep.engine.batch import (
     tensor_bytes,
 )
 from surestep.engine.data.batch_loader import FIRST_BATCHES, BatchLoader, make_loader
+from surestep.engine.data.dataset import count_samples
 from surestep.engine.distributed.communicator import ALONE
 from surestep.engine.evaluate.evaluate import eval_mode
 from surestep.engine.losses.multi import split_heads
@@ -40,6 +41,7 @@ from surestep.trainer.build import make_step_context
 from surestep.trainer.planning import PreparedTask
 
 _CPU = torch.device("cpu")
+_INDEX = 8  # bytes of the index of a sample in the order of an epoch, which is on the host
 _CUDA_BLOCK = 512  # bytes; torch's caching allocator rounds to multiples of them
 # cuBLAS has 8,519,680 bytes for each thread that multiplies: of the forward, and of the backward.
 # Source: https://docs.nvidia.com/cuda/cublas/#cublassetworkspace, CUBLAS_WORKSPACE_CONFIG
@@ -293,6 +295,8 @@ class StepTracer:
         if self._kind == "cuda":
             inputs *= 2  # the next batch is copied while a step runs
             workspace = _CUBLAS
+        elif self.plan.data_shuffle:
+            inputs += _INDEX * (count_samples(self.planned.task.train, "train") or 0)
         passing = [
             sum(trace.find_peak(*phases).kinds[kind] for kind in PASSING if kind != "inputs")
             + (inputs + workspace)
