@@ -66,7 +66,7 @@ current_autograd_node = find_name("torch._C:_current_autograd_node", instead=lam
 # Without it, the memory of a step is traced with real tensors.
 FakeTensorMode = find_name("torch._subclasses:FakeTensorMode", instead=None)
 # Without them, the workspace of convolutions is not counted. torch.profiler takes 2 s to start, and
-# prints lines of its own.
+# prints lines.
 LegacyProfiler = find_name("torch.autograd.profiler_legacy:profile", instead=None)
 enable_profiler = find_name("torch.autograd:_enable_profiler_legacy", instead=None)
 disable_profiler = find_name("torch.autograd:_disable_profiler_legacy", instead=None)
