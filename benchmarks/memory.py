@@ -59,7 +59,7 @@ CASES = {
         for name in ("chars", "digits", "distill", "gan", "imbalanced", "segment", "spiral")
     },
     "tabular": Case("tabular", {}),
-    "finetune": Case("finetune", {}, 240, 241),  # all blocks are trained from epoch 30 on
+    "finetune": Case("finetune", {}, 50, 51),  # all blocks are trained from step 30 on
     "hf": Case("hf", {}, 2, 16),  # batches have different lengths
     **{name: Case(TRANSFORMERS, {"model": name}, 2, 16) for name in ("gpt2", "bert", "t5", "vit")},
 }
