@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.huge_pages import use_huge_pages
 from tests.logs import Checks, caplog  # noqa: F401 - `caplog` is a fixture
 from tests.needs import require
 from tests.tiers import is_slow, libraries_of, may_have_slow
@@ -122,6 +123,8 @@ def pytest_collection_finish(session):
     gc.collect()
     gc.freeze()
     gc.disable()
+    if hasattr(session.config, "workerinput"):  # of many tests, of which some fork
+        use_huge_pages()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -3,31 +3,38 @@
 It prints a line for each module that raises an error or a warning, or changes the process. Modules
 are imported one after the other in a process that forgets those of surestep between two of them.
 What they import of other packages cannot be imported twice: a new process, a fork, follows then.
-Modules are imported 20,000 times, so each is read and compiled once for all of these processes.
+A process executes each module once, without those that it does not import: a later one that imports
+it finds it as it is, with all that it had imported.
 """
 
 import gc
+import getpass  # noqa: F401 - many modules import it, and a new process would follow each
+import http.server  # noqa: F401
 import importlib
+import importlib.readers
 import logging
 import os
 import signal
-import statistics  # noqa: F401 - many modules import it, and a new process would follow each
+import statistics  # noqa: F401
 import sys
 import tomllib  # noqa: F401
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
 from pathlib import Path
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any
 
 import numpy  # noqa: F401
-import pydantic  # noqa: F401
+import orjson  # noqa: F401
+import pydantic.plugin._loader  # noqa: F401 - the first model that a module makes imports it
 import rich  # noqa: F401
 import safetensors.torch  # noqa: F401
 import torch
+import torch.distributed._functional_collectives
+import torch.utils._device
 import torch.utils.data
 import tqdm.auto  # noqa: F401
 
@@ -42,20 +49,40 @@ SIGNALS = (
 
 
 class Compiled(SourceFileLoader):
-    """Executes a module that has been compiled; also finds such modules.
+    """Executes a module that has been compiled without the other ones; also finds such modules.
 
     Attributes:
         codes: what was compiled, or the error of it, by name.
         paths: the files, by name.
+        alone: all modules that are imported after the one of a name is imported alone.
     """
 
     codes: dict[str, CodeType | BaseException] = {}
     paths: dict[str, Path] = {}
+    alone: dict[str, dict[str, ModuleType]] = {}
 
     @classmethod
     def find_spec(cls, name: str, *_: object) -> ModuleSpec | None:
         path = cls.paths.get(name)
         return path and spec_from_file_location(name, path, loader=cls(name, str(path)))
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self.alone.get(spec.name, {}).get(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        name = module.__name__
+        if name not in self.alone:
+            packages = [other for other in own_modules() if f"{name}.".startswith(f"{other}.")]
+            needed = set(packages).union(*(self.alone.get(package, ()) for package in packages))
+            others = forget(other for other in own_modules() if other not in needed)
+            before = process_state()
+            try:
+                super().exec_module(module)
+                assert process_state() == before, f"importing {name} changes the process"
+                self.alone[name] = own_modules()
+            finally:
+                remember(others)
+        remember(self.alone[name])
 
     def get_code(self, fullname: str) -> Any:
         code = self.codes[fullname]
@@ -77,6 +104,30 @@ def compile_all(folder: Path, names: Iterable[str]) -> None:
     sys.meta_path.insert(0, Compiled)
 
 
+def own_modules() -> dict[str, ModuleType]:
+    return {name: sys.modules[name] for name in sys.modules if f"{name}.".startswith("surestep.")}
+
+
+def forget(names: Iterable[str]) -> dict[str, ModuleType]:
+    """Return modules; what imports them next imports them as if for the first time."""
+    found = {name: sys.modules.pop(name) for name in names}
+    for name, module in found.items():
+        package, _, last = name.rpartition(".")
+        owner = vars(found.get(package) or sys.modules[package]) if package else {}
+        if owner.get(last) is module:
+            del owner[last]  # otherwise `from package import last` finds it
+    return found
+
+
+def remember(modules: Mapping[str, ModuleType]) -> None:
+    """Add modules as if they had been imported."""
+    sys.modules.update(modules)
+    for name, module in modules.items():
+        package, _, last = name.rpartition(".")
+        if package:
+            vars(sys.modules[package]).setdefault(last, module)
+
+
 def process_state() -> tuple[object, ...]:
     return (
         dict(os.environ),
@@ -92,19 +143,9 @@ def process_state() -> tuple[object, ...]:
     )
 
 
-def forget(names: Iterable[str]) -> None:
-    for name in names:
-        del sys.modules[name]
-        package, _, last = name.rpartition(".")
-        if package in sys.modules and hasattr(sys.modules[package], last):
-            delattr(sys.modules[package], last)  # otherwise `from package import last` finds it
-
-
 def import_one(name: str) -> None:
-    before = process_state()
     try:
         importlib.import_module(name)
-        assert process_state() == before, "importing it changes the process"
     except BaseException as error:
         print(f"{name}: {error!r}", flush=True)
 
@@ -115,10 +156,9 @@ def import_some(names: Iterable[str], writer: int) -> None:
     for name in names:
         import_one(name)
         os.write(writer, b".")
-        new = [each for each in sys.modules if each not in known]
-        if not all(each.startswith("surestep") for each in new):
+        forget(own_modules())
+        if not known.issuperset(sys.modules):
             break
-        forget(new)
 
 
 def import_in_fork(names: list[str]) -> int:
@@ -139,6 +179,14 @@ def import_in_fork(names: list[str]) -> int:
     return len(done) + 1
 
 
+def import_again(names: Iterable[str]) -> None:
+    """Import modules, for those of the next forks, that import no other packages."""
+    for name in names:
+        with suppress(BaseException):  # its fork has printed it
+            importlib.import_module(name)
+        forget(own_modules())
+
+
 def main(folder: Path, names: list[str]) -> None:
     warnings.simplefilter("error")
     compile_all(folder, names)
@@ -147,8 +195,10 @@ def main(folder: Path, names: list[str]) -> None:
     others = [name for name in names if name not in without_options]
     for some in (without_options, others):
         while some:
-            some = some[import_in_fork(some) :]
-        import surestep.config.config  # noqa: F401 - takes 0.2 s and is also imported alone
+            done = import_in_fork(some)
+            import_again(some[: done - 1])
+            some = some[done:]
+        import_again(["surestep.config.config"])  # it is also imported alone
 
 
 if __name__ == "__main__":

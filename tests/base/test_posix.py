@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 from tests.cli.conftest import environment
+from tests.forked import python_forked
 
 WINDOWS = """
 import os, signal, sys
@@ -44,13 +45,17 @@ ERROR = (
 )
 
 
-def run(folder, *commands):
+def start_python(folder, *words):
+    """Run `python FILE` in a new process."""
+    # In /tmp, what killed processes left is removed unless `os.name` is that of Windows.
+    own, options = environment() | {"TMPDIR": str(folder)}, {"capture_output": True, "text": True}
+    return subprocess.run([sys.executable, *words], cwd=folder, env=own, check=False, **options)
+
+
+def run(folder, *commands, start=start_python):
     (folder / "script.py").write_text(SCRIPT)
     (folder / "windows.py").write_text(WINDOWS)
-    command = [sys.executable, "windows.py", json.dumps(commands)]
-    # In /tmp, what killed processes left is removed unless `os.name` is that of Windows.
-    own = environment() | {"TMPDIR": str(folder)}
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=own, check=False)
+    done = start(folder, "windows.py", json.dumps(commands))
     *out, error, codes = done.stdout.splitlines()
     assert error == ERROR, done.stderr
     return json.loads(codes), "\n".join(out), done.stderr
@@ -67,8 +72,10 @@ def test_windows_checks_and_explains_and_says_where_training_runs(tmp_path):
     assert err == f"ConfigError: {ERROR}\n" * 2
 
 
-def test_windows_watches(tmp_path):
-    codes, _, err = run(tmp_path, ["watch", "--json", "found.json", "script.py"])
+def test_windows_watches(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    watch = ["watch", "--json", "found.json", "script.py"]
+    codes, _, err = run(tmp_path, watch, start=python_forked)
     assert codes == [0], err
     assert "stopped watching" not in err
     assert "SS101" in (tmp_path / "found.json").read_text()

@@ -134,7 +134,8 @@ def test_two_processes_find_the_learning_rate_of_one(surestep, recipe):
     assert [answer.err.count("Range test with seed 0") for answer in answers] == [1, 1]
     two, one = (json.loads(Path(run, "config.json").read_text()) for run in ("r2", "r1"))
     assert two["lr_find"] == two["config"]["optim.lr"] == pytest.approx(one["lr_find"])
-    found = surestep("lr-find", "mine.py", "--nproc", "2", "--json")
+    words = ("--nproc", "2", "--parallel.strategy", "fsdp", "--json")
+    found = surestep("lr-find", "mine.py", *words)
     assert found.code == 0
     assert json.loads(found.out)["lr"] == pytest.approx(two["lr_find"])
 

@@ -1,7 +1,6 @@
 """The Plan's device is the current CUDA device while a run is open."""
 
 import subprocess
-import sys
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -17,6 +16,7 @@ from surestep.recipes.load import load
 from surestep.trainer import planning, prepare
 from surestep.trainer.planning import plan_task
 from tests import tiny
+from tests.warm import warm_python
 
 TWO = replace(
     tiny.TWO_GPUS,
@@ -115,6 +115,6 @@ def test_process_group_is_opened_on_the_device_of_the_rank(cards, monkeypatch, t
 
 def test_device_without_float64_trains(tmp_path):
     """A stub of MPS refuses float64: metrics, losses with weights, log points, histograms."""
-    command = [sys.executable, "-m", "tests.engine.without_float64"]
+    command = [warm_python(), "-m", "tests.engine.without_float64"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.endswith("trained without float64\n"), done.stderr

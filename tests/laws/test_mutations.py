@@ -50,7 +50,7 @@ from surestep.record.checkpoint import (
 from surestep.record.checkpoint.manifest import read_manifest
 from surestep.record.run import Run
 from surestep.record.run_writer import RunWriter
-from surestep.trainer import build, config_diff, planning, run_identity
+from surestep.trainer import build, config_diff, planning, run_identity, task_snapshot
 from tests.laws.support.limited_memory import LIMITS, LimitedMemory
 from tests.laws.support.limited_memory import task_of as limited_task
 from tests.laws.support.stateful_streams import check_own_state
@@ -90,6 +90,7 @@ from tests.laws.test_law_3_plain_torch import check_schedule as check_rates
 from tests.laws.test_law_4_callbacks import check_callback, check_evaluation, check_workers
 from tests.laws.test_law_4_diagnosis import check_untouched
 from tests.laws.test_law_4_predictions import check_nothing_drawn
+from tests.laws.test_law_4_range_tests import check_nothing_changed
 from tests.laws.test_law_5_fp16 import check_overflow
 from tests.laws.test_law_5_skipping import check_failure, check_skips
 from tests.laws.test_law_6_calls import check_calls, check_files
@@ -559,6 +560,16 @@ MUTATIONS = [
             "the samples of a report are drawn",
             before(collect_predictions, "_positions", lambda *_: np.random.rand()),
             check_nothing_drawn,
+        ),
+        (
+            "a range test leaves its weights",
+            instead(task_snapshot._Kept, "restore", lambda _: None),
+            lambda folder: check_nothing_changed(folder()),
+        ),
+        (
+            "a range test leaves the generators of the user as they are",
+            instead(task_snapshot, "copy_states", lambda *_: []),
+            lambda folder: check_nothing_changed(folder()),
         ),
         (
             "a checkpoint has no attributes",

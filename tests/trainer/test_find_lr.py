@@ -1,64 +1,32 @@
 """`find_lr()` and optim.lr="find": they measure the user's own steps, and change nothing."""
 
-import random
 import shutil
 from functools import partial
 from importlib import import_module
+from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
 
 import surestep
 from surestep import errors
-from surestep.trainer import range_test
+from surestep.trainer import range_test, task_snapshot
+from surestep.trainer.dry_run import dry_run
+from surestep.trainer.planning import plan_task
+from surestep.trainer.range_test import RateRange
+from tests.laws.test_law_4_range_tests import Net, config_of, make_task, read_all
 
 home = import_module("surestep.trainer.find_lr")
-QUIET = {"progress": "quiet"}
 SHORT = {"seeds": 1, "steps": 20}
 
 
-class Noisy(Dataset):
-    """Samples with noise of a generator that the dataset owns."""
-
-    def __init__(self):
-        self.x = torch.randn(48, 4, generator=torch.Generator().manual_seed(0))
-        self.noise = np.random.default_rng(5)
-
-    def __len__(self):
-        return len(self.x)
-
-    def __getitem__(self, index):
-        x = self.x[index]
-        return x + 0.01 * float(self.noise.normal()), 5 + x.sum().reshape(1)
-
-
-class Net(nn.Module):
-    """A model with buffers, dropout, a counter, own generators, and draws from all of them."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 1)
-        )
-        self.calls, self.seen = 0, []
-        self.rng, self.own = random.Random(3), torch.Generator().manual_seed(4)
-
-    def forward(self, x):
-        self.calls += 1
-        self.seen.append(self.calls)
-        shift = self.rng.random() + float(torch.rand((), generator=self.own))
-        return self.layers(x) + 1e-3 * (shift + np.random.normal() + random.gauss(0, 1))
-
-
-def make_task(model=None):
-    torch.manual_seed(0)
-    data = DataLoader(
-        Noisy(), batch_size=8, shuffle=True, generator=torch.Generator().manual_seed(6)
-    )
-    return surestep.Task(Net() if model is None else model, loss="mse", train=data)
+@pytest.fixture(autouse=True, scope="module")
+def shorter():
+    """Range tests of runs take fewer steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(home, "RateRange", lambda *args: RateRange(*args or (1e-7, 10.0, 100)))
+        yield
 
 
 def make_line(model=None, **more):
@@ -68,56 +36,12 @@ def make_line(model=None, **more):
     return surestep.Task(net, loss="mse", train=(x, x.sum(1, keepdim=True)), **more)
 
 
-def config_of(**options):
-    return surestep.Config(max_steps=6, **{"batch_size": 8, "logging": QUIET} | options)
-
-
-def read_all(task):
-    """Return all that the user has: tensors with their memory, attributes, modes, generators."""
-    model, data = task.model, task.train
-    for draw in (random.gauss, np.random.normal):
-        draw(0, 1)  # the second of two gaussians is stored
-    tensors = {
-        name: (value.tolist(), value.data_ptr(), id(value))
-        for name, value in (*model.named_parameters(), *model.named_buffers())
-    }
-    grads = {
-        name: None if value.grad is None else (value.grad.tolist(), id(value.grad))
-        for name, value in model.named_parameters()
-    }
-    return {
-        "tensors": tensors,
-        "grads": grads,
-        "attributes": (model.calls, list(model.seen), id(model.seen)),
-        "modes": [module.training for module in model.modules()],
-        "requires_grad": [parameter.requires_grad for parameter in model.parameters()],
-        "own": (model.rng.getstate(), model.own.get_state().tolist()),
-        "data": (data.dataset.noise.bit_generator.state, data.generator.get_state().tolist()),
-        "torch": torch.get_rng_state().tolist(),
-        "python": random.getstate(),
-        "numpy": repr(np.random.get_state()),
-    }
-
-
-def test_find_lr_changes_nothing(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    task = make_task()
-    task.model(torch.ones(2, 4)).sum().backward()  # has gradients, and buffers that moved
-    task.model.layers[3].eval()
-    task.model.layers[0].bias.requires_grad_(False)
-    random.seed(1), np.random.seed(2), torch.manual_seed(3)
-    before = read_all(task)
-    random.seed(1), np.random.seed(2), torch.manual_seed(3)
-    for draw in (random.gauss, np.random.normal):
-        draw(0, 1)
-    found = surestep.find_lr(task, config_of(optim="sgd"), **SHORT)
-    assert len(found.curves[0].losses) > 10
-    state = random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()
-    random.seed(1), np.random.seed(2), torch.manual_seed(3)
-    after = read_all(task)
-    assert state == (after["python"], after["numpy"], after["torch"])
-    assert after == before
-    assert not list(tmp_path.iterdir())
+def test_rate_that_never_falls_is_half_the_peak_of_one_that_does():
+    lrs = [
+        surestep.find_lr(make_line(), config_of(optim="sgd", schedule=name), seeds=1, steps=100).lr
+        for name in ("constant", "cosine")
+    ]
+    assert lrs[0] == pytest.approx(lrs[1] / 2)
 
 
 def train(task, folder, **options):
@@ -128,7 +52,9 @@ def train(task, folder, **options):
     return {name: value.tolist() for name, value in weights.items()}, run
 
 
-@pytest.mark.parametrize("is_built", [True, False])
+@pytest.mark.parametrize(
+    "is_built", [True, pytest.param(False, marks=pytest.mark.slow("trains as the other does"))]
+)
 def test_training_after_find_lr_is_bitwise_that_without(tmp_path, is_built):
     model = None if is_built else Net
     expected, _ = train(make_task(model), tmp_path / "a")
@@ -292,7 +218,7 @@ def test_one_of_several_optimizers_is_measured_and_others_keep_theirs(monkeypatc
             {},
             "sets the learning rate of every parameter.*lr=10x",
         ),
-        (make_line, {}, {"steps": 5}, "steps=5 are too few"),
+        (make_line, {}, {"steps": 5}, "steps=5 is not a number of steps"),
         (make_line, {}, {"seeds": 0}, "seeds=0 is not a number of range tests"),
         (make_line, {}, {"lowest": 1, "highest": 0.1}, "not a range of learning rates"),
     ],
@@ -322,7 +248,28 @@ def test_find_is_rejected_where_there_is_no_one_rate(tmp_path, make, options, ex
     assert not list(tmp_path.glob("r/*"))
 
 
-def test_run_ends_before_its_first_step_if_the_curves_say_nothing(tmp_path):
+def test_find_is_the_rate_of_muon_beside_that_of_its_adamw(deep, tmp_path, monkeypatch):
+    seen = []
+
+    def measure(planned, rate, *_):
+        seen.append((rate.option, planned.plan.optim_options["adamw_lr"]))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(home, "measure_curve", measure)
+    config = config_of(optim={"name": "muon", "lr": "find", "adamw_lr": 0.004})
+    with pytest.raises(KeyboardInterrupt):
+        surestep.prepare(deep, config, run=tmp_path / "r")
+    assert seen == [("optim.lr", 0.004)]
+
+
+def test_dry_run_measures_nothing(monkeypatch):
+    monkeypatch.setattr(home, "measure_curve", None)
+    actions = dry_run(make_line(), config_of(optim={"name": "sgd", "lr": "find"}))
+    assert "one step" in [action.what for action in actions]
+
+
+def test_run_ends_before_its_first_step_if_the_curves_say_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(home, "SEEDS", 1)
     task = surestep.Task(
         nn.Linear(4, 1), loss=lambda x, y: 0 * (x - y).square().mean(), train=make_line().train
     )
@@ -340,7 +287,9 @@ def test_run_ends_before_its_first_step_if_the_curves_say_nothing(tmp_path):
 def searched(tmp_path_factory):
     """A run with optim.lr="find"."""
     folder = tmp_path_factory.mktemp("searched")
-    return train(make_task(), folder / "r", optim={"name": "sgd", "lr": "find"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(home, "SEEDS", 1)
+        return train(make_task(), folder / "r", optim={"name": "sgd", "lr": "find"})
 
 
 def test_run_with_find_is_bitwise_that_with_the_number(searched, tmp_path):
@@ -350,7 +299,7 @@ def test_run_with_find_is_bitwise_that_with_the_number(searched, tmp_path):
     assert weights == train(make_task(), tmp_path / "r", optim={"name": "sgd", "lr": lr})[0]
     (event,) = [event for event in run.events() if event["event"] == "lr_find"]
     assert event["lr"] == lr
-    assert len(event["curves"]) == home.SEEDS
+    assert (event["seeds"], len(event["curves"])) == ([0], 1)
 
 
 def no_search(*_):
@@ -375,29 +324,101 @@ def test_run_with_a_typed_rate_does_not_resume_with_find(tmp_path):
         train(make_line(), tmp_path / "r", optim={"name": "sgd", "lr": "find"})
 
 
+def test_nothing_is_measured_if_there_must_be_a_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(home, "_search", no_search)
+    config = config_of(optim={"name": "sgd", "lr": "find"})
+    with pytest.raises(errors.CheckpointError, match="resume is 'must'"):
+        surestep.prepare(make_line(), config, run=tmp_path / "r", resume="must")
+
+
 def test_find_does_not_start_from_a_checkpoint(searched, tmp_path):
     config = config_of(optim={"name": "sgd", "lr": "find"})
     with pytest.raises(errors.ConfigError, match=r"--from .*Set a number"):
         surestep.prepare(make_task(), config, run=tmp_path / "r", from_=f"{searched[1].path}@last")
 
 
-@pytest.mark.parametrize("which", ["before", "during"])
-def test_search_that_was_interrupted_leaves_nothing_and_starts_again(
-    tmp_path, monkeypatch, which, searched
-):
-    step, calls = home.measure_curve, []
+def interrupt_step(monkeypatch, number):
+    """Raise KeyboardInterrupt after some steps of a range test."""
+    step, calls = range_test._take_step, []
 
-    def interrupt(*words):
+    def take_step(*words):
         calls.append(1)
-        if which == "during":
-            step(*words)
-        raise KeyboardInterrupt
+        if len(calls) > number:
+            raise KeyboardInterrupt
+        return step(*words)
 
+    monkeypatch.setattr(range_test, "_take_step", take_step)
+
+
+@pytest.mark.parametrize("number", [0, 3])
+def test_search_that_was_interrupted_leaves_nothing(tmp_path, monkeypatch, number):
     task, config = make_task(), config_of(optim={"name": "sgd", "lr": "find"})
     before = [parameter.tolist() for parameter in task.model.parameters()]
-    monkeypatch.setattr(home, "measure_curve", interrupt)
+    interrupt_step(monkeypatch, number)
     with pytest.raises(KeyboardInterrupt):
         surestep.prepare(task, config, run=tmp_path / "r")
-    assert calls
     assert not list(tmp_path.glob("r/*"))
     assert [parameter.tolist() for parameter in task.model.parameters()] == before
+
+
+def test_all_is_restored_if_ctrl_c_comes_while_it_is_restored(monkeypatch):
+    task = make_task()
+    before = read_all(task)["tensors"], task.model.calls
+    interrupt_step(monkeypatch, 3)
+    restore, calls = task_snapshot._Kept.restore, []
+
+    def interrupt(kept):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        restore(kept)
+
+    monkeypatch.setattr(task_snapshot._Kept, "restore", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        surestep.find_lr(task, config_of(), **SHORT)
+    assert (read_all(task)["tensors"], task.model.calls) == before
+
+
+def test_tensor_that_was_moved_returns_to_its_memory():
+    planned = plan_task(make_line(), config_of())
+    weight = planned.model.weight
+    before = weight.data_ptr(), weight.tolist()
+    with task_snapshot.preserve_task(planned):
+        weight.data = weight.data + 1
+    assert (weight.data_ptr(), weight.tolist()) == before
+
+
+@pytest.mark.parametrize(
+    ("losses", "ends_at"),
+    [
+        ([2.0] * 30, None),
+        ([2.0, 1.0] * 15, None),
+        ([2.0] * 10 + [1.0] * 10 + [40.0] * 10, 20),
+        ([2.0] * 3 + [float("nan")], 3),
+        ([-1.0] * 10 + [-2.0] * 10 + [1e3] * 10, 20),
+        ([100.0] + [2.0] * 29, None),
+    ],
+)
+def test_test_ends_when_the_loss_diverges(losses, ends_at):
+    divergence = range_test.Divergence()
+    found = [number for number, loss in enumerate(losses) if divergence.has_come(loss)]
+    assert found[:1] == ([] if ends_at is None else [ends_at])
+
+
+@pytest.mark.parametrize("is_built", [True, False])
+def test_model_that_a_strategy_splits_has_to_be_built_by_a_function(monkeypatch, is_built):
+    monkeypatch.setattr(range_test, "strategy_class", lambda _: SimpleNamespace(copies_model=False))
+    planned = plan_task(make_task(None if is_built else Net), config_of())
+    if not is_built:
+        range_test.check_can_restore(planned)
+        return
+    with pytest.raises(errors.ConfigError, match=r"splits it for good. Pass a function"):
+        range_test.check_can_restore(planned)
+
+
+def test_steps_that_are_all_skipped_end_the_test():
+    x, y = make_line().train
+    task = surestep.Task(nn.Linear(4, 1), loss="mse", train=(x * 1e18, y))
+    config = config_of(optim="sgd", max_grad_norm=None, on_nonfinite="skip")
+    (curve,) = surestep.find_lr(task, config, **SHORT).curves
+    assert len(curve.losses) == 1

@@ -43,7 +43,7 @@ def test_memory_of_a_linear_layer_is_that_by_hand():
     )
     found = estimate_step(planned)
     assert (found.weights, found.buffers, found.optimizer, found.average) == (4 * 12, 0, 0, 0)
-    assert found.inputs == 4 * 8 * (4 + 3)
+    assert found.inputs == 4 * 8 * (4 + 3) + 24 * 8  # the batch, and the order of the epoch
     outputs = 4 * 8 * 3
     assert 0 <= found.activations - outputs <= SCALARS
     # In the backward: the gradient of the outputs, and that of the weights.

@@ -33,6 +33,13 @@ def test_module_is_identified_by_its_content_and_not_by_its_path(module):
     assert first["mymodel"] == moved["mymodel"] != other["mymodel"]
 
 
+def test_second_start_finds_the_same_modules_with_what_their_files_have_by_then(module, tmp_path):
+    first = module("a", "x = 1\n")
+    assert hash_user_modules() == first
+    (tmp_path / "a" / "mymodel.py").write_text("x = 2\n")
+    assert hash_user_modules()["mymodel"] != first["mymodel"]
+
+
 def test_installed_and_shipped_modules_are_not_user_modules(module):
     assert "mymodel" in module("a", "x = 1\n")
     found = module("site-packages", "x = 1\n")

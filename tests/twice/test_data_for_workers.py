@@ -26,6 +26,11 @@ SCALE = [1.0]
 WORKERS = [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": False}]
 
 
+def config(**options: Any) -> surestep.Config:
+    """Return a Config with batches of 7; the check of the data would start other workers."""
+    return plain_config(batch_size=7, doctor={"check_data": "off"}, **options)
+
+
 def linear() -> nn.Linear:
     """Return a layer with the same weights at each call."""
     torch.manual_seed(0)
@@ -120,7 +125,7 @@ def train_changed(
     net = linear()
     session = prepare(
         surestep.Task(net, nn.MSELoss(), train=data, **parts),
-        plain_config(max_steps=4 * epochs, batch_size=7, data=options),
+        config(max_steps=4 * epochs, data=options),
     )
     for result in session.steps():
         if result.step % 4 == after % 4:
@@ -135,7 +140,7 @@ def test_change_between_two_epochs_reaches_every_worker(options: Any) -> None:
     net, data = linear(), Scaled()
     task = surestep.Task(net, nn.MSELoss(), train=data)
     steps = 4 * (len(CHANGES) + 1)
-    session = prepare(task, plain_config(max_steps=steps, batch_size=7, data=options))
+    session = prepare(task, config(max_steps=steps, data=options))
     scales, names, after = [1.0], list(CHANGES), "no change"
     for result in session.steps():
         if result.step % 4 == 0:
@@ -234,7 +239,7 @@ def test_tensors_in_memory_that_are_written_to_reach_every_worker(options: Any) 
 def test_change_of_validation_data_reaches_every_worker(options: Any) -> None:
     net, data = linear(), Scaled()
     task = surestep.Task(net, nn.MSELoss(), train=(X, Y), val=data)
-    session = prepare(task, plain_config(max_steps=3, batch_size=7, data=options))
+    session = prepare(task, config(max_steps=3, data=options))
     for result in session.steps():
         data.value = float(result.step)
         with torch.no_grad():
@@ -246,7 +251,7 @@ def test_workers_stay_if_nothing_was_changed() -> None:
     data = Scaled()
     task = surestep.Task(linear(), nn.MSELoss(), train=data)
     options = {"num_workers": 1}
-    session = prepare(task, plain_config(max_steps=12, batch_size=7, data=options))
+    session = prepare(task, config(max_steps=12, data=options))
     pids = {tuple(child.pid for child in active_children()) for _ in session.steps()}
     assert len(pids) == 1
 
@@ -265,7 +270,7 @@ def test_workers_stay_if_the_data_depends_on_the_epoch() -> None:
     val = DataLoader(data, 7, num_workers=0)
     task = surestep.Task(net, nn.MSELoss(), train=data, val=val)
     options = {"num_workers": 1}
-    session = prepare(task, plain_config(max_steps=12, batch_size=7, data=options))
+    session = prepare(task, config(max_steps=12, data=options))
     pids = set()
     for _ in session.steps():
         with torch.no_grad():

@@ -21,6 +21,7 @@ import numpy as np
 
 from surestep.doctor.rule import load_rules
 from tests.forked import forget_surestep
+from tests.huge_pages import use_huge_pages
 from tests.shortcuts import take_shortcuts
 
 IMPORT_AGAIN = "IMPORT_SURESTEP_AGAIN"  # in the environment of a process with other plug-ins
@@ -41,6 +42,7 @@ def prepare() -> list[str]:
     gc.collect()
     gc.freeze()
     gc.disable()
+    use_huge_pages()
     given = _paths()
     return [path for path in sys.path[1:] if path not in given]
 

@@ -43,7 +43,7 @@ class Options(CommandOptions):
 
     optimizer: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     seeds: int = 3
-    steps: int = 100
+    steps: int = 400
     lowest: float = 1e-7
     highest: float = 10.0
     plot: Annotated[str | None, tyro.conf.arg(metavar="FILE.png")] = None

@@ -148,12 +148,14 @@ class Evaluations:
                 return self._evaluator.predict(split, mc_dropout)
 
     def fit_memory(self, fitting: Fitting) -> None:
-        """Evaluate in batches that fit in memory.
+        """Evaluate in batches that fit in memory; note now where each validation set starts.
 
         Args:
             fitting: as `Evaluator.fitting`.
         """
         self._evaluator.fitting = fitting
+        for name in self._task.val_sets():
+            fitting(self._evaluator.loaders[name])
 
     def close(self) -> None:
         """End the workers of the validation data."""

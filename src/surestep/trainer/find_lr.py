@@ -26,6 +26,7 @@ from surestep.engine.rng import preserve_all_rng
 from surestep.engine.schedule.suggest_lr import RangeCurve, suggest_lr
 from surestep.engine.task.task import Task
 from surestep.record.run_writer import RunWriter
+from surestep.trainer.arguments import check_arguments
 from surestep.trainer.fit_memory import find_start_on_ranks
 from surestep.trainer.planning import PreparedTask, TaskOrigin, plan_task
 from surestep.trainer.range_test import (
@@ -37,6 +38,7 @@ from surestep.trainer.range_test import (
 )
 from surestep.trainer.rank_consistency import check_same_setup
 from surestep.trainer.rank_zero import run_on_rank_zero
+from surestep.trainer.resume import Resume
 
 SEEDS = 3
 
@@ -48,7 +50,7 @@ class LrRangeTest:
     Attributes:
         optimizer: whose rate it is.
         option: which sets it, such as "optim.lr"; "" if the Task does, in `Task(optimizers=)`.
-        lr: the rate; None if the curves do not show one.
+        lr: the rate, with two digits; None if the curves do not show one.
         spread: the lowest and the highest rate that one seed suggests; None if none does.
         why: how the rate follows from the curves, or why there is none.
         seeds: of the range tests.
@@ -84,7 +86,7 @@ def find_lr(
     seeds: int = SEEDS,
     lowest: float = 1e-7,
     highest: float = 10.0,
-    steps: int = 100,
+    steps: int = 400,
     notify: Callable[[str], object] | None = None,
 ) -> LrRangeTest:
     """Measure which learning rate to train a Task with, by a range test of each seed.
@@ -95,7 +97,8 @@ def find_lr(
 
     Args:
         task: what to train.
-        config: the options of the run. Its schedule and its length do not matter.
+        config: the options of the run. Its length does not matter, and of its schedule only whether
+            it is constant.
         optimizer: which rate to measure, if there are several.
         seeds: number of range tests. The first has the seed of the config; each other one has a
             different order of the data, and different first weights if a function builds the model.
@@ -121,8 +124,9 @@ def find_lr(
         >>> 0.01 < found.lr < 1
         True
     """
+    check_arguments(task, config, None, (), ())
     rates = RateRange(lowest, highest, steps)
-    if seeds < 1:
+    if not isinstance(seeds, int) or seeds < 1:
         raise ConfigError(f"seeds={seeds} is not a number of range tests. Set 1 or more.")
     config, system = without_find(config), read_system()
     with ExitStack() as stack:
@@ -144,11 +148,13 @@ def find_at_start(
     origin: TaskOrigin,
     recorder: RunWriter,
     world: Communicator,
+    resume: Resume,
     from_: str | None,
 ) -> PreparedTask:
     """Return the task with a number for optim.lr="find".
 
-    It is the one that the run was started with, or that a range test finds now.
+    It is the one that the run was started with, or that a range test finds now. If there is no run
+    and `resume` is "must", which is an error, nothing is measured.
 
     Raises:
         RunError: the run was started with a rate that was typed.
@@ -157,6 +163,8 @@ def find_at_start(
     recorded = run_on_rank_zero(world, lambda: _read_found(recorder))
     if recorded is not None:
         return _with_lr(planned, recorded)
+    if resume == "must":
+        return planned
     if from_ is not None:
         raise ConfigError(
             "optim.lr='find' measures the rate from the first weights of the Task, and --from "
@@ -166,8 +174,12 @@ def find_at_start(
     is_shown = world.is_first and planned.plan.logging_progress != "quiet"
     bare = replace(planned, config=without_find(planned.config))
     bare = replace(bare, plan=bare.decide(bare.config))
-    rate = choose_rate(bare, None if bare.plan.optim_name != "muon" else "muon")
-    with preserve_all_rng(planned.plan.device), warnings.catch_warnings():
+    rate = choose_rate(bare, bare.plan.optim_name)  # that of optim.lr, also beside optim.adamw_lr
+    with (
+        preserve_all_rng(planned.plan.device),
+        warnings.catch_warnings(),
+        world.explain_errors(),
+    ):
         warnings.simplefilter("ignore")  # the run itself warns again
         notify = show if is_shown else None
         found = _search(bare, origin, rate, RateRange(), SEEDS, world, notify)
@@ -226,11 +238,12 @@ def _search(
         curves.append(measure_curve(of_seed, rate, rates, world))
         if notify is not None:
             notify(_describe(seed, curves[-1], rates))
-    found = suggest_lr(curves)
+    plan = planned.plan.optimizers.get(rate.key) or planned.plan
+    found = suggest_lr(curves, is_constant=plan.schedule.name == "constant")
     return LrRangeTest(
         rate.optimizer,
         rate.option,
-        found.lr,
+        None if found.lr is None else float(f"{found.lr:.2g}"),  # as it is printed and typed
         found.spread,
         found.why,
         numbers,

@@ -16,7 +16,6 @@ from surestep.engine.profile.step_memory import StepMemory
 from surestep.engine.task.task import Task
 from surestep.trainer.memory import (
     NotKnownError,
-    StepTracer,
     estimate_memory_per_rank,
     estimate_step,
     find_largest,
@@ -25,6 +24,7 @@ from surestep.trainer.memory import (
     why_one_size,
 )
 from surestep.trainer.planning import PreparedTask, TaskOrigin, plan_task
+from surestep.trainer.step_tracer import StepTracer
 
 ITSELF = "(itself)"
 

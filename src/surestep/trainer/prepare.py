@@ -114,11 +114,10 @@ def prepare(
         check_restarts(planned.system.launched, folder)
         world = opened.join_ranks(planned, origin)
         recorder = opened.open_folder(folder, start, origin, plan)
-        if config.optim.lr == FIND and (recorder.published or resume != "must"):
+        if config.optim.lr == FIND:
             from surestep.trainer.find_lr import find_at_start  # few runs need it
 
-            with world.explain_errors():
-                planned = find_at_start(planned, origin, recorder, world, from_)
+            planned = find_at_start(planned, origin, recorder, world, resume, from_)
         parent = from_ and str(fix_path(Path(from_), start))
         decide = partial(decide_resume, recorder, origin, planned, resume, allow, parent)
         decision = broadcast_resume_decision(world, decide)

@@ -37,6 +37,7 @@ from surestep.trainer.task_snapshot import preserve_task
 
 LR, ADAMW_LR = "optim.lr", "optim.adamw_lr"
 _SMOOTHING = 0.8  # of the mean loss that is compared with the lowest one
+_FEWEST = 20  # steps of a range test
 _FIRST = 5  # steps, after which that mean is no longer one of single losses
 _TIMES_WORSE = 3.0  # the loss has diverged when it has risen by so many times what it fell
 _MOST_SKIPPED = 32  # steps one after another: fp16 halves its loss scale at most so often
@@ -65,7 +66,7 @@ class RateRange:
 
     lowest: float = 1e-7
     highest: float = 10.0
-    steps: int = 100
+    steps: int = 400
 
     def __post_init__(self) -> None:
         if not 0 < self.lowest < self.highest < math.inf:
@@ -74,10 +75,10 @@ class RateRange:
                 "rates. Set two numbers above 0, the lower one first, such as lowest=1e-7 and "
                 "highest=10."
             )
-        if self.steps < 20:
+        if not isinstance(self.steps, int) or self.steps < _FEWEST:
             raise ConfigError(
-                f"steps={self.steps} are too few to see the loss fall and rise. Set 20 or more; "
-                "the default is 100."
+                f"steps={self.steps} is not a number of steps in which the loss falls and rises. "
+                f"Set {_FEWEST} or more; the default is 400."
             )
 
     def list_rates(self) -> list[float]:
@@ -245,13 +246,15 @@ def _take_steps(
     loop.attach([late], notify=lambda text: None)
     skipped, divergence = 0, Divergence()
     with _closing_steps(loop) as steps:
-        while len(losses) < len(rates) and skipped <= _MOST_SKIPPED:
+        while len(losses) < len(rates):
             for group, multiple in groups:
                 group["lr"] = rates[len(losses)] * multiple
             loss, took_step = _take_step(loop, steps, rate)
             if not took_step and (loss is None or math.isfinite(loss)):
                 skipped += 1  # a batch without items, or fp16 lowers its loss scale
-                continue
+                if skipped <= _MOST_SKIPPED:
+                    continue
+                loss = math.nan
             skipped = 0
             losses.append(math.nan if loss is None else loss)
             if divergence.has_come(losses[-1]):

@@ -11,6 +11,7 @@ from surestep.engine.losses.multi import code_of_losses
 from surestep.engine.model.attributes import ObjectSnapshot
 from surestep.engine.object_search import roots_of
 from surestep.engine.own_generators import copy_states
+from surestep.engine.parallel.strategy import strategy_class
 from surestep.trainer.planning import PreparedTask
 
 
@@ -22,8 +23,9 @@ class TaskSnapshot:
 
     def __init__(self, planned: PreparedTask) -> None:
         task, loss = planned.task, planned.loss
+        is_whole = strategy_class(planned.plan.parallel_strategy).copies_model
         codes: dict[str, Any] = {
-            "model": planned.model,
+            "model": planned.model if is_whole else None,  # else a function has built it
             **code_of_losses(loss),
             "teacher": loss.teacher,
             "step": task.step,
@@ -60,9 +62,8 @@ class TaskSnapshot:
     def restore(self) -> None:
         """Restore everything; a call that was interrupted can be repeated."""
         for members, before in self._members:
-            if list(members.items()) != list(before.items()):
-                members.clear()
-                members.update(before)
+            members.clear()  # a strategy may have replaced some
+            members.update(before)
         for kept in self._tensors:
             kept.restore()
         self._objects.restore()

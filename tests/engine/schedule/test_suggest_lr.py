@@ -31,7 +31,7 @@ def noise(seed: int, count: int = STEPS) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(count)
 
 
-@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+@pytest.mark.parametrize("scale", [1e-200, 1.0, 1e200])
 @pytest.mark.parametrize("noise", [0.0, 0.3])
 def test_rate_is_below_the_limit_of_a_quadratic_and_near_it(noise, scale):
     found = suggest_lr([quadratic(seed, noise=noise, scale=scale) for seed in range(3)])
@@ -82,6 +82,12 @@ def test_curve_may_end_in_a_loss_that_is_not_finite():
         assert suggest_lr([cut]).lr == pytest.approx(suggest_lr([whole]).lr, rel=1)
 
 
+def test_loss_that_explodes_within_a_few_steps_does_not_still_fall():
+    falls = quadratic(0).losses[: int(np.argmax(RATES > STABLE))]
+    curve = RangeCurve(list(RATES[: len(falls) + 2]), [*falls, falls[0], 3 * falls[0]])
+    assert STABLE / 20 < suggest_lr([curve]).lr < STABLE
+
+
 def test_seed_that_diverges_at_once_is_left_out():
     curves = [quadratic(0), RangeCurve(list(RATES[:2]), [1.0, math.nan]), quadratic(1)]
     found = suggest_lr(curves)
@@ -89,13 +95,33 @@ def test_seed_that_diverges_at_once_is_left_out():
     assert STABLE / 20 < found.lr < STABLE
     found = suggest_lr([curves[1], curves[1], curves[0]])
     assert found.lr is None
-    assert "only 1 steps" in found.why
+    assert "only 1 losses are finite, and 10 are needed" in found.why
 
 
 def test_short_curve_says_nothing():
     found = suggest_lr([quadratic(0, rates=np.geomspace(1e-3, 1, 9))])
     assert found.lr is None
-    assert "9 steps" in found.why
+    assert "only 9 losses are finite, and 10 are needed" in found.why
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "message"),
+    [(1e-6, STABLE / 10, "test higher rates"), (STABLE / 10, 10, "test lower rates")],
+)
+def test_range_that_misses_the_fall_or_its_end_is_named(first, last, message):
+    curve = quadratic(0, rates=np.geomspace(first, last, STEPS))
+    found = suggest_lr([curve])
+    assert found.lr is None
+    assert message in found.why
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_suggestion_hardly_depends_on_the_number_of_steps(noise):
+    lrs = [
+        suggest_lr([quadratic(0, noise=noise, rates=np.geomspace(1e-6, 10, steps))]).lr
+        for steps in (50, 400)
+    ]
+    assert max(lrs) < 2 * min(lrs)
 
 
 def test_seeds_that_disagree_say_so():
@@ -104,6 +130,15 @@ def test_seeds_that_disagree_say_so():
     assert found.lr is None
     assert "disagree" in found.why
     assert found.spread[1] / found.spread[0] == pytest.approx(RATES[40] / RATES[0])
+
+
+def test_constant_rate_is_lower_than_the_peak_of_one_that_falls():
+    curves = [quadratic(seed) for seed in range(3)]
+    peak, constant = suggest_lr(curves), suggest_lr(curves, is_constant=True)
+    assert constant.lr == pytest.approx(peak.lr / 2)
+    assert constant.by_seed == pytest.approx([lr / 2 for lr in peak.by_seed])
+    assert "for a constant rate" in constant.why
+    assert "for a constant rate" not in peak.why
 
 
 def test_suggestion_is_in_units_of_the_rates():

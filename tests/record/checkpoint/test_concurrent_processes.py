@@ -1,7 +1,6 @@
 """Processes can read and delete the checkpoints of one run at once without an OS error."""
 
 import subprocess
-import sys
 import textwrap
 import time
 
@@ -15,6 +14,7 @@ from surestep.record.checkpoint.manifest import CheckpointVanishedError
 from surestep.record.checkpoint.reader import open_checkpoint
 from surestep.record.checkpoint.retention import RetentionPolicy, delete, prune
 from tests import tiny
+from tests.warm import warm_python
 
 CHILD = textwrap.dedent(
     """
@@ -48,7 +48,7 @@ def run(tmp_path):
     x = tiny.data()
     options = {"validation": {"metric": "loss"}}
     run = tiny.fit(tmp_path / "r", {"val": x}, **options)
-    words = [sys.executable, "-c", CHILD, run.checkpoints]
+    words = [warm_python(), "-c", CHILD, run.checkpoints]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout.readline() == "ready\n"
         yield run

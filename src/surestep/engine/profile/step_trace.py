@@ -31,8 +31,6 @@ from surestep.engine.profile.workspace import (
 )
 
 LOSS = "loss"  # the name of what no module computes, before the backward
-_CAST = torch.ops.aten._to_copy.default
-_READ = torch.ops.aten._local_scalar_dense.default
 
 
 @dataclass(eq=False, slots=True)
@@ -140,13 +138,13 @@ class StepTrace(DispatchMode):
             self._stack.pop()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is _READ and self._is_fake and self.phase == "update":
+        if func is private.read_value and self._is_fake and self.phase == "update":
             return _one(args[0].dtype)
         if self.phase == "forward" and private.current_autograd_node() is not None:
             self.phase = "backward"
             self._ends.append(len(self._events))
         result = func(*args, **(kwargs or {}))
-        if func is _CAST and self._is_weight(args[0]):
+        if func is private.cast_tensor and self._is_weight(args[0]):
             self._note(result, "copies")
         elif type(result) in (list, tuple):
             for tensor in flatten_tensors(result):

@@ -6,17 +6,20 @@ at its start level, then falls, and rises again where training is unstable.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 FEWEST = 10  # steps; a shorter curve has no shape
 START, WINDOW = 0.15, 0.07  # shares of the steps: those that measure the start level; a mean
-SHARE = 0.9  # of the fall that the loss has made at the rate from which the suggestion is derived
-DIVIDE_BY = 2.0
-NOISE = 5.0  # standard errors of a smoothed loss; a smaller fall shows nothing
-AGREEMENT = 30.0  # ratio of the rates that two seeds suggest; if it is larger, they disagree
+SHARE = 0.9  # of its fall that the loss has made at the rate from which the suggestion is derived
+# A test with fewer steps per decade of the rate has had less time to learn at each rate, so the
+# loss falls at higher ones: by the factor that doubling the steps and LAG give.
+PER_DECADE, LAG = 45.0, 0.85
+CONSTANT = 0.5  # of the best peak of a rate that falls to 0 is the best rate that never falls
+NOISE = 6.0  # mean deviations, of a smoothed loss; a smaller fall shows nothing
+AGREEMENT = 10.0  # ratio of the rates that two seeds suggest; if it is larger, they disagree
 
 Numbers = NDArray[np.float64]
 
@@ -52,11 +55,12 @@ class LrSuggestion:
     why: str
 
 
-def suggest_lr(curves: Sequence[RangeCurve]) -> LrSuggestion:
+def suggest_lr(curves: Sequence[RangeCurve], *, is_constant: bool = False) -> LrSuggestion:
     """Suggest a peak learning rate from the range tests of several seeds.
 
     Args:
         curves: one of each seed, with the same rates as far as they go.
+        is_constant: the run keeps its peak rate to the end, so the best one is lower.
 
     Raises:
         ValueError: there is no curve, or the rates and losses do not fit together.
@@ -68,11 +72,11 @@ def suggest_lr(curves: Sequence[RangeCurve]) -> LrSuggestion:
         0.032
     """
     _check(curves)
-    alone = [_find_rate([curve]) for curve in curves]
+    alone = [_find_rate([curve], is_constant) for curve in curves]
     by_seed = tuple(lr for lr, _ in alone)
     rates = [lr for lr in by_seed if lr is not None]
     spread = (min(rates), max(rates)) if rates else None
-    lr, why = _find_rate(curves)
+    lr, why = _find_rate(curves, is_constant)
     if lr is not None and spread is not None and spread[1] > AGREEMENT * spread[0]:
         lr, why = None, f"the seeds disagree: they suggest {spread[0]:.2g} to {spread[1]:.2g}"
     if lr is None:
@@ -80,23 +84,29 @@ def suggest_lr(curves: Sequence[RangeCurve]) -> LrSuggestion:
     return LrSuggestion(lr, by_seed, spread, why)
 
 
-def _find_rate(curves: Sequence[RangeCurve]) -> tuple[float | None, str]:
+def _find_rate(curves: Sequence[RangeCurve], is_constant: bool) -> tuple[float | None, str]:
     """Return the rate that the median of the curves suggests, or None, and the reason."""
-    losses = np.median([_above_start(curve, curves) for curve in curves], axis=0)
+    rates = np.asarray(max((curve.rates for curve in curves), key=len), dtype=np.float64)
+    losses = np.median([_above_start(curve, len(rates)) for curve in curves], axis=0)
     steps = len(losses) if np.isfinite(losses).all() else int(np.argmin(np.isfinite(losses)))
     if steps < FEWEST:
-        return None, f"it has only {steps} steps before the loss is not finite; {FEWEST} are needed"
+        return None, f"only {steps} losses are finite, and {FEWEST} are needed"
     losses = losses[:steps]
     window, start = max(3, round(WINDOW * steps)), losses[: _start_steps(steps)]
-    highest = max(-float(_smooth(losses, window, np.median).min()), float(start.max()))
-    smooth = _smooth(np.minimum(losses, highest), window, np.mean)
+    highest = max(-float(_smooth(losses, window, np.nanmedian).min()), float(start.max()))
+    smooth = _smooth(np.minimum(losses, highest), window, np.nanmean)
     fall = -float(smooth.min())
-    if fall <= NOISE * float(np.std(start)) * np.sqrt(1 / window + 1 / len(start)):
-        return None, "the loss never falls by more than its noise"
+    error = np.mean(np.abs(start)) * np.sqrt(1 / window + 1 / len(start))
+    if fall <= NOISE * error:
+        return None, "the loss never falls by more than its noise; test lower rates, or more steps"
+    if steps == len(rates) and np.argmin(smooth) > steps - window and losses[-1] < 0:
+        return None, "the loss still falls at the highest rate; test higher rates"
     at = int(np.argmax(smooth <= -SHARE * fall))
-    longest = max(curves, key=lambda curve: len(curve.rates))
-    return float(longest.rates[at]) / DIVIDE_BY, (
-        f"1/{DIVIDE_BY:g} of the rate at which the loss has made {SHARE:.0%} of its fall"
+    per_decade = (steps - 1) / float(np.log10(rates[steps - 1] / rates[0]))
+    factor = (per_decade / PER_DECADE) ** LAG * (CONSTANT if is_constant else 1)
+    return factor * float(rates[at]), (
+        f"{factor:.2g} times the rate at which the loss has made {SHARE:.0%} of its fall, in a "
+        f"test of {per_decade:.0f} steps per decade{', for a constant rate' * is_constant}"
     )
 
 
@@ -104,9 +114,8 @@ def _start_steps(steps: int) -> int:
     return max(5, round(START * steps))
 
 
-def _above_start(curve: RangeCurve, curves: Sequence[RangeCurve]) -> Numbers:
+def _above_start(curve: RangeCurve, longest: int) -> Numbers:
     """Return the losses minus the start level; infinite where the test diverged or had ended."""
-    longest = max(len(other.losses) for other in curves)
     losses = np.full(longest, np.inf)
     losses[: len(curve.losses)] = curve.losses
     losses[~np.isfinite(losses)] = np.inf
@@ -115,10 +124,10 @@ def _above_start(curve: RangeCurve, curves: Sequence[RangeCurve]) -> Numbers:
     return above
 
 
-def _smooth(losses: Numbers, window: int, average: Callable[[Numbers], Any]) -> Numbers:
+def _smooth(losses: Numbers, window: int, average: Callable[..., Numbers]) -> Numbers:
     """Return averages over a centered window, which is shorter at both ends."""
-    half, steps = window // 2, range(len(losses))
-    return np.array([average(losses[max(0, at - half) : at + half + 1]) for at in steps])
+    padded = np.pad(losses, window // 2, constant_values=np.nan)
+    return average(sliding_window_view(padded, window // 2 * 2 + 1), axis=1)
 
 
 def _check(curves: Sequence[RangeCurve]) -> None:
