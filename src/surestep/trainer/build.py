@@ -11,7 +11,7 @@ from surestep.base.errors import ConfigError
 from surestep.base.warn import warn
 from surestep.engine.buffers import initial_values
 from surestep.engine.checks.batch_norm import check_training, check_validation
-from surestep.engine.checks.first_batch import check_first_batch
+from surestep.engine.checks.first_batch import FirstBatchResult, check_first_batch
 from surestep.engine.checks.task import check_model, check_teacher
 from surestep.engine.data.batch_loader import BatchLoader, make_loader
 from surestep.engine.data.bptt import check_stateful_rnn
@@ -19,6 +19,7 @@ from surestep.engine.data.dataloader import loader_settings
 from surestep.engine.data.dataset import count_samples
 from surestep.engine.data.lengths import EPOCH_LENGTHS
 from surestep.engine.data.stream_loader import checkpoint_state
+from surestep.engine.device import name_stage
 from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.losses.adapt import Loss
 from surestep.engine.losses.multi import code_of_losses
@@ -75,6 +76,7 @@ class BuiltLoop(NamedTuple):
 
     Attributes:
         loop: takes the steps.
+        planned: its task, with the options.
         check_requires_grad: checks, at log points, what your code froze or unfroze.
         leaves: checks the tensors that get a gradient.
         writes: restores what a forward changes.
@@ -82,6 +84,7 @@ class BuiltLoop(NamedTuple):
     """
 
     loop: Loop
+    planned: PreparedTask
     check_requires_grad: Callable[..., None]
     leaves: UnheldLeafCheck
     writes: RestoreWrites
@@ -114,17 +117,12 @@ def build(
     model = planned.model
     if plan.parallel_sync_batchnorm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
-    model = strategy.prepare_model(model, plan)
-    loss.to(plan.device)
+    with name_stage(f"while the model was placed on {plan.device}"):
+        model = strategy.prepare_model(model, plan)
+        loss.to(plan.device)
     loader = make_loader(task.train, "train", task=task, loss=loss, plan=plan, training=True)
     settings.callback(loader.close)
-    with disable_compile(model):
-        monitor, skips = plan.validation_metric, plan.on_nonfinite == "skip"
-        codes = (model, loss.teacher, *code_of_losses(loss).values(), *task.metrics.values())
-        with preserve_weights(model), preserve_attributes(*codes, task.batch_transform):
-            first = check_first_batch(
-                model, loader, task, autocast(plan), fresh=fresh, judged_by=monitor, skips=skips
-            )
+    first = _check_first_batch(planned, model, loader, fresh=fresh)
     settings.enter_context(compile_model(model, plan, in_blocks=strategy.gathers_blocks))
     context, groups = _make_step_context(plan, task, model, loss, settings, world)
     trained = trained_modules(context.train_modes, model, plan, groups)
@@ -147,11 +145,29 @@ def build(
     state.unfreezing = make_unfreeze_schedule(model, plan, groups, context.train_modes)
     return BuiltLoop(
         loop,
+        planned,
         check,
         leaves,
         writes,
         partial(seed_late_generators, found, context.randomness.generators),
     )
+
+
+def _check_first_batch(
+    planned: PreparedTask, model: nn.Module, loader: BatchLoader, *, fresh: bool
+) -> FirstBatchResult:
+    plan, task, loss = planned.plan, planned.task, planned.loss
+    monitor, skips = plan.validation_metric, plan.on_nonfinite == "skip"
+    codes = (model, loss.teacher, *code_of_losses(loss).values(), *task.metrics.values())
+    with (
+        name_stage("at the first batch"),
+        disable_compile(model),
+        preserve_weights(model),
+        preserve_attributes(*codes, task.batch_transform),
+    ):
+        return check_first_batch(
+            model, loader, task, autocast(plan), fresh=fresh, judged_by=monitor, skips=skips
+        )
 
 
 def _states_of_data(loader: BatchLoader, state: State, plan: Plan) -> dict[str, Stateful]:

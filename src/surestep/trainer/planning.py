@@ -184,7 +184,7 @@ def _task_info(
         own_optimizer=task.optimizer is not None,
         own_schedule=task.schedule is not None,
         **param_info(model),
-        not_splitting=_why_not_separable(task, model, loss),
+        not_splitting=list_split_effects(task, model, loss),
         adapters=has_adapters(model),
         blocks=bool(blocks_of(model)),
         convolutions=any(p.dim() == 4 for p in model.parameters()),
@@ -228,7 +228,7 @@ def _metric_modes(task: Task) -> dict[str, Literal["min", "max"] | None]:
     }
 
 
-def _why_not_separable(task: Task, model: nn.Module, loss: Loss) -> tuple[str, ...]:
+def list_split_effects(task: Task, model: nn.Module, loss: Loss) -> tuple[str, ...]:
     """Return the reasons why micro-batches give other numbers than the full batch."""
     reasons = {}
     for _, part in named_losses(loss):

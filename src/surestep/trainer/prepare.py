@@ -33,6 +33,7 @@ from surestep.trainer.best_metric import measure_on, reset_best
 from surestep.trainer.build import BuiltLoop, build
 from surestep.trainer.config_diff import may_change_data
 from surestep.trainer.evaluator import Evaluator
+from surestep.trainer.out_of_memory import Failure, explain_memory_errors
 from surestep.trainer.own_loop import describe_ignored
 from surestep.trainer.parts import InBackground, list_parts
 from surestep.trainer.planning import PreparedTask, TaskOrigin, make_eval_loaders, plan_task
@@ -117,7 +118,8 @@ def prepare(
         decision = broadcast_resume_decision(world, decide)
         senders = TrackerThreads(plan, trackers, planned.model, world, decision, recorder)
         callbacks = [*callbacks, *plugin_callbacks(plan)]
-        with world.explain_errors():
+        starting = Failure("before the first step", planned, planned.model)
+        with world.explain_errors(), explain_memory_errors(starting):
             session, built, init = _open_session(planned, decision, opened, callbacks)
         display = open_progress(plan, session.state.progress.step, is_shown=world.is_first)
         in_background: list[InBackground] = [*senders.followers, *opened.mirrors]

@@ -78,7 +78,7 @@ class Loop:
         end, state, log = self.plan.total_steps, self.state, self.log
         requests = self.requests
         self.start()
-        with manual_gc() as collect:
+        with manual_gc() as collect, self.parts.explain_errors():
             log.start_clock()
             log.count_from_here()
             while self.state.progress.step < end and requests.stopping is None:
