@@ -63,6 +63,8 @@ run_backward = run_backward or torch.autograd.backward
 has_overlap = find_name("torch:_debug_has_internal_overlap", instead=lambda tensor: 2)
 # Without it, an operation of the backward pass has the name of a forward one.
 current_autograd_node = find_name("torch._C:_current_autograd_node", instead=lambda: None)
+# Without it, the memory of a step is traced with real tensors.
+FakeTensorMode = find_name("torch._subclasses:FakeTensorMode", instead=None)
 # Without it, data workers that die are reported as torch does.
 WorkerIterator = find_name(
     "torch.utils.data.dataloader:_MultiProcessingDataLoaderIter", instead=None

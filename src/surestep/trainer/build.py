@@ -124,7 +124,7 @@ def build(
     settings.callback(loader.close)
     first = _check_first_batch(planned, model, loader, fresh=fresh)
     settings.enter_context(compile_model(model, plan, in_blocks=strategy.gathers_blocks))
-    context, groups = _make_step_context(plan, task, model, loss, settings, world)
+    context, groups = make_step_context(plan, task, model, loss, settings, world)
     trained = trained_modules(context.train_modes, model, plan, groups)
     _check_batch_norm(planned, model, trained, first.narrow_norms, loader)
     state = context.state
@@ -222,7 +222,7 @@ def _find_generators(planned: PreparedTask, context: StepContext) -> OwnGenerato
     return found
 
 
-def _make_step_context(
+def make_step_context(
     plan: Plan, task: Task, model: nn.Module, loss: Loss, settings: ExitStack, world: Communicator
 ) -> tuple[StepContext, Sequence[ParameterGroup]]:
     """Build the optimizers and the parts of a step; return also the parameter groups."""

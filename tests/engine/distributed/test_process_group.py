@@ -1,5 +1,6 @@
 """Process group setup with a shared key prefix, and barriers through the store."""
 
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -57,6 +58,32 @@ def test_rank_0_reports_once_which_ranks_have_not_arrived(capsys):
 def test_rank_times_out_if_rank_0_does_not_arrive():
     with pytest.raises(TimeoutError, match="rank 0 did not arrive"):
         agree_on_prefix(HashStore(), LaunchInfo(rank=1, size=2), 0.1)
+
+
+def test_port_that_is_in_use_is_named_at_once():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        launched = LaunchInfo(rank=0, size=2, address="127.0.0.1", port=taken.getsockname()[1])
+        cannot = rf"cannot listen at 127\.0\.0\.1:{launched.port}: another process uses this port"
+        with (
+            pytest.raises(ParallelError, match=cannot),
+            join_process_group(launched, backend="gloo", timeouts=GroupTimeouts(1800, 1800)),
+        ):
+            pass
+
+
+def test_error_of_a_start_says_how_long_it_took(monkeypatch):
+    def lose_connection(*_, **__):
+        raise RuntimeError("Connection reset by peer")
+
+    monkeypatch.setattr(process_group, "TCPStore", lose_connection)
+    waited = r"Rank 1 of 2 waited 0\.0 s at .*: Connection reset by peer"
+    with (
+        pytest.raises(ParallelError, match=waited),
+        join_process_group(
+            LaunchInfo(rank=1, size=2), backend="gloo", timeouts=GroupTimeouts(1800, 1800)
+        ),
+    ):
+        pass
 
 
 def test_single_process_does_not_open_a_process_group():

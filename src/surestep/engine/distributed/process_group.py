@@ -214,6 +214,7 @@ class StoreBarrier:
 def _open_group(launched: LaunchInfo, backend: str, timeouts: GroupTimeouts) -> Store:
     timeout = timedelta(seconds=timeouts.start_s)
     report_s = min(QUIET_S, timeouts.later_s / 2)
+    began = time.monotonic()
     try:
         store: Store = TCPStore(
             launched.address,
@@ -229,11 +230,18 @@ def _open_group(launched: LaunchInfo, backend: str, timeouts: GroupTimeouts) -> 
             backend, store=own, rank=launched.rank, world_size=launched.size, timeout=timeout
         )
     except (RuntimeError, TimeoutError) as error:
+        where = f"{launched.address}:{launched.port}"
+        if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
+            raise ParallelError(
+                f"Rank {launched.rank} of {launched.size} cannot listen at {where}: another "
+                "process uses this port. Choose a free one: torchrun --master-port 29501, or the "
+                "environment variable MASTER_PORT on every rank."
+            ) from error
+        waited_s = time.monotonic() - began
         raise ParallelError(
-            f"Rank {launched.rank} of {launched.size} waited {timeouts.start_s:g} s at "
-            f"{launched.address}:{launched.port} for the others: {error}. Check whether all of "
-            "them were started and reach that address; with several networks, set "
-            "GLOO_SOCKET_IFNAME (NCCL_SOCKET_IFNAME)."
+            f"Rank {launched.rank} of {launched.size} waited {waited_s:.1f} s at {where} for the "
+            f"others: {error}. Check whether all of them were started and reach that address; with "
+            "several networks, set GLOO_SOCKET_IFNAME (NCCL_SOCKET_IFNAME)."
         ) from error
     return own
 
