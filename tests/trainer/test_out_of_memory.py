@@ -191,7 +191,7 @@ def test_broken_object_of_the_user_does_not_hide_the_error(tmp_path):
         (memory_use, "find_kept"),
         (out_of_memory, "measure_memory_use"),
         (out_of_memory, "advise"),
-        (out_of_memory, "write_json"),
+        (out_of_memory, "write_memory_report"),
     ],
 )
 def test_error_of_the_explanation_does_not_hide_the_first_one(tmp_path, monkeypatch, module, name):
@@ -216,7 +216,9 @@ def test_evaluation_is_named(tmp_path):
     options = {"validation": {"every": "2 steps", "batch_size": 16}}
     with pytest.raises(OutOfMemoryError, match=r"in the evaluation after step \d: ") as caught:
         tiny.fit(tmp_path / "run", parts, **options)
-    assert "1. validation.batch_size=8: " in str(caught.value)
+    assert "1. validation.batch_size=8, which changes no metric; its peak is not known: " in str(
+        caught.value
+    )
     assert "micro_batch_size" not in str(caught.value)
     assert len(list((tmp_path / "run").glob("out-of-memory-evaluation-*.json"))) == 1
 
@@ -236,7 +238,7 @@ def test_first_batch_says_the_same(tmp_path):
     with pytest.raises(OutOfMemoryError, match="ran out at the first batch: ") as caught:
         tiny.fit(tmp_path / "run", {"model": RunsOutInEvaluation(enough=0)})
     assert "In memory: weights 60 B, inputs 192 B" in str(caught.value)
-    assert "1. micro_batch_size=4: " in str(caught.value)
+    assert "1. micro_batch_size=4, which changes no update: " in str(caught.value)
     assert not (tmp_path / "run").exists()
 
 

@@ -7,18 +7,28 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from torch import nn
+
 from surestep.base.errors import ConfigError
 from surestep.config.config import Config
 from surestep.engine.distributed.launcher_env import LaunchInfo
+from surestep.engine.model.activation_checkpointing import select_modules, uses_own_checkpointing
 from surestep.engine.plan.plan import Plan
 from surestep.engine.profile.cuda_memory import EXPANDABLE
+from surestep.engine.profile.memory_estimate import estimate_memory
 from surestep.engine.profile.memory_use import MemoryUse
+from surestep.engine.profile.step_memory import StepMemory
+from surestep.trainer.memory import (
+    estimate_evaluation,
+    estimate_memory_per_rank,
+    estimate_step,
+)
 from surestep.trainer.planning import PreparedTask, list_split_effects
 
-_LIMIT_S = 10.0  # after which no more peaks are predicted
+_LIMIT_S = 30.0  # after which no more peaks are predicted
 _SAVES = 0.98  # of the peak, at most: what saves less is not listed
 _MORE_PRECISE = ("fp32", "tf32")
-_FRAGMENTED = "in the environment: the memory is there, but fragmented"
+_FRAGMENTED = "as a variable of the environment lets fragmented memory be used"
 
 
 @dataclass(frozen=True)
@@ -93,7 +103,7 @@ def _of_workers(plan: Plan) -> tuple[Remedy, ...]:
     workers = plan.data_num_workers
     if not workers:
         return ()
-    effect = "each worker has its own copy of what it changes, and batches that wait"
+    effect = "starts fewer processes, each with its own copies and batches"
     return (Remedy(f"data.num_workers={workers // 2}", effect),)
 
 
@@ -110,14 +120,28 @@ def _try(candidate: _Candidate, room: int | None, end: float) -> Remedy:
 def _predict(planned: PreparedTask, size: int | None, end: float) -> tuple[int | None, str]:
     """Return the peak of a step, or of an evaluation; or None and why it is not known."""
     if time.monotonic() > end:
-        return None, f"the other predictions took {_LIMIT_S:.0f} s"
+        return None, "the other predictions took too long"
     try:
-        from surestep.trainer.memory import estimate_evaluation, estimate_step
-
         estimate = estimate_step(planned) if size is None else estimate_evaluation(planned, size)
     except Exception as error:  # of the user's model, or memory ran out again
         return None, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    return estimate.peak, ""
+    if estimate.not_known:
+        return None, estimate.not_known
+    return estimate.peak - _find_saved(planned, estimate), ""
+
+
+def _find_saved(planned: PreparedTask, step: StepMemory) -> int:
+    """Return the bytes that sharding saves of a step of one process."""
+    plan = planned.plan
+    if plan.parallel_strategy != "fsdp" or plan.parallel_ranks == 1:
+        return 0
+    full = estimate_memory(planned.model, plan)
+    by_name = {one.strategy: one for one in estimate_memory_per_rank(planned, full)}
+    rank = by_name[f"fsdp {plan.parallel_shard}"]
+    state = step.weights + step.buffers + step.gradients + step.optimizer + step.average
+    gradients = min(rank.gradients, step.gradients)  # there may be none at the peak
+    left = rank.weights + gradients + (rank.optimizer or 0) + rank.average + rank.passing
+    return state - left
 
 
 def _list_candidates(planned: PreparedTask, evaluation_size: int | None) -> Iterator[_Candidate]:
@@ -128,7 +152,7 @@ def _list_candidates(planned: PreparedTask, evaluation_size: int | None) -> Iter
         yield from _as_list(_smaller_evaluation(planned, evaluation_size))
     else:
         yield from _as_list(_smaller_step(planned, min(plan.micro_batch_size, _share(plan))))
-        if plan.activation_checkpointing == "off":
+        if plan.activation_checkpointing == "off" and _has_blocks(planned.model):
             effect = "recomputes activations, and changes no update"
             yield from _change(planned, {"activation_checkpointing": "on"}, effect)
     if on_gpu and system.bf16_native and plan.precision in _MORE_PRECISE:
@@ -140,6 +164,13 @@ def _list_candidates(planned: PreparedTask, evaluation_size: int | None) -> Iter
         if plan.parallel_strategy == "fsdp" and plan.parallel_offload == "off":
             effect = "keeps weights, gradients and optimizer state on the host; slower"
             yield from _change(planned, {"parallel.offload": "all"}, effect)
+
+
+def _has_blocks(model: nn.Module) -> bool:
+    try:
+        return uses_own_checkpointing(model) or bool(select_modules(model, "on"))
+    except ConfigError:
+        return False
 
 
 def _share(plan: Plan) -> int:

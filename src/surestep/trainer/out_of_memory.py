@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from traceback import clear_frames
 
 from torch import nn
 
@@ -22,13 +23,12 @@ from surestep.engine.state.state import State
 from surestep.engine.step.callback import Callback
 from surestep.engine.step.part import Part
 from surestep.engine.step.train_step import StepResult
-from surestep.record.io import write_json
+from surestep.record.memory_report import write_memory_report
 from surestep.record.run_writer import RunWriter
 from surestep.trainer.memory_advice import Advice, Remedy, advise
 from surestep.trainer.planning import PreparedTask
 
 VIEWER = "https://pytorch.org/memory_viz"
-FORMAT = 1
 _MOST = 3  # modules, objects and lines in the message; the file has more
 _NOTABLE = 0.05  # of what is counted; smaller objects are not in the message
 _SENTENCE = re.compile(r".*?ried to allocate [\d.]+ \w+\.?")
@@ -131,6 +131,7 @@ def explain_memory(
             state=failure.state,
             roots=lambda: _list_roots(failure),
         )
+        clear_frames(error.__traceback__)  # so that the predictions have memory
         advice = advise(failure.planned, use, failure.evaluation_size)
         lines += [*_describe_use(use), *_describe_advice(advice)]
         if path is not None:
@@ -200,10 +201,10 @@ def _describe_advice(advice: Advice) -> Iterator[str]:
 
 
 def _describe_remedy(remedy: Remedy) -> str:
-    text = f"{remedy.setting}: {format_bytes(remedy.peak)}"
-    if remedy.peak is None and remedy.why_not:
-        text += f", since {remedy.why_not}"
-    return f"{text}. {remedy.effect}" if remedy.effect else text
+    text = f"{remedy.setting}{f', which {remedy.effect}' if remedy.effect else ''}"
+    if remedy.peak is not None:
+        return f"{text}: {format_bytes(remedy.peak)}"
+    return f"{text}; its peak is not known: {remedy.why_not}" if remedy.why_not else text
 
 
 def _write(
@@ -219,7 +220,6 @@ def _write(
             has_snapshot = False
             use.not_known["snapshot"] = f"{type(failed).__name__}: {failed}"
     content = {
-        "format": FORMAT,
         "where": failure.where,
         "text": text,
         "error": f"{type(error).__name__}: {error}",
@@ -227,5 +227,5 @@ def _write(
         "advice": asdict(advice),
         "snapshot": snapshot.name if has_snapshot else None,
     }
-    write_json(report, content)
+    write_memory_report(report, content)
     return f"More in {report}" + (f"; {VIEWER} opens {snapshot}." if has_snapshot else ".")
