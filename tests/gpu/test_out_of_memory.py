@@ -92,7 +92,7 @@ def test_lines_that_allocated_the_most_are_named(tmp_path, limited):
     assert f"Allocated by: {found['lines'][0]['line']}" in message
 
 
-def test_fragmentation_is_told_from_need(limited):
+def test_fragmentation_is_distinguished_from_need(limited):
     """64 blocks of 15 MiB, of which every second one is freed: half is free, in small parts."""
     blocks = [torch.empty(15 * 2**20, dtype=torch.uint8, device=DEVICE) for _ in range(64)]
     del blocks[::2]

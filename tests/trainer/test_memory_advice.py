@@ -94,6 +94,7 @@ def test_smaller_micro_batch_that_changes_the_update_says_so(without_peaks):
     )
 
 
+@pytest.mark.slow("traces a dozen steps")
 def test_size_is_the_largest_half_that_fits():
     peak = estimate_step(plan(tiny.GPU, micro_batch_size=32)).peak
     found = settings_of(plan(tiny.GPU), room=peak)
