@@ -3,6 +3,7 @@
 import json
 import re
 import resource
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 import surestep
 from surestep.base.errors import OutOfMemoryError
 from surestep.engine.profile import memory_use
+from surestep.recipes import chars
 from surestep.trainer import out_of_memory
 from surestep.trainer.evaluator import evaluate_run, predict_run
 from tests import tiny
@@ -221,6 +223,50 @@ def test_rank_writes_a_file_of_its_own(tmp_path):
 def test_message_is_short(tmp_path):
     message, _ = fail(tmp_path, {"model": KeepsOutputs()})
     assert len(message.splitlines()) <= 15
+
+
+class FailsOnce(chars.GPT):
+    """A GPT of 9 million parameters whose first training step runs out of memory."""
+
+    def __init__(self) -> None:
+        super().__init__(width=384, layers=5, heads=4, length=64)
+        self.failures = []
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits = super().forward(tokens)
+        if self.training and not self.failures:
+            self.failures.append(1)
+            run_out()
+        return logits
+
+
+@pytest.mark.slow("traces steps of 9 million parameters")
+def test_error_appears_soon_with_the_peaks_and_nothing_is_changed(tmp_path, monkeypatch):
+    seconds, explain = [], out_of_memory.explain_memory
+
+    def measure(*args):
+        random, started = torch.get_rng_state(), time.process_time()
+        explained = explain(*args)
+        seconds.append(time.process_time() - started)
+        assert torch.equal(torch.get_rng_state(), random)
+        return explained
+
+    monkeypatch.setattr(out_of_memory, "explain_memory", measure)
+    tokens = torch.randint(0, len(chars.ALPHABET), (32, 64))
+    task = surestep.Task(FailsOnce, chars.nats, (tokens, tokens), items="tokens")
+    with surestep.prepare(task, tiny.config(batch_size=32), run=tmp_path / "run") as session:
+        model = session.model
+        weights = {name: weight.clone() for name, weight in model.state_dict().items()}
+        with pytest.raises(OutOfMemoryError) as caught:
+            next(session.steps())
+    assert seconds[0] < 5
+    peaks = re.findall(r"^  \d\. .*: ([\d.]+) MiB$", str(caught.value), flags=re.MULTILINE)
+    now = float(re.search(r"\(now ([\d.]+) MiB\)", str(caught.value))[1])
+    assert len(peaks) == 2
+    assert all(float(peak) < now for peak in peaks)
+    assert model.failures == [1]
+    assert model.state_dict().keys() == weights.keys()
+    assert all(torch.equal(model.state_dict()[name], weights[name]) for name in weights)
 
 
 def test_evaluation_is_named(tmp_path):

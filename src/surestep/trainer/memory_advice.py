@@ -13,6 +13,7 @@ from surestep.base.errors import ConfigError
 from surestep.config.config import Config
 from surestep.engine.distributed.launcher_env import LaunchInfo
 from surestep.engine.model.activation_checkpointing import select_modules, uses_own_checkpointing
+from surestep.engine.model.compile import disable_compile
 from surestep.engine.plan.plan import Plan
 from surestep.engine.profile.cuda_memory import EXPANDABLE
 from surestep.engine.profile.memory_estimate import estimate_memory
@@ -83,7 +84,7 @@ def advise(planned: PreparedTask, use: MemoryUse, evaluation_size: int | None = 
     if use.device.type != planned.plan.device.type:
         return Advice(None, "the host ran out of memory, not the device", _of_workers(planned.plan))
     end, room = time.monotonic() + _LIMIT_S, use.room
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), disable_compile(planned.model):
         warnings.simplefilter("ignore")  # of options that are only tried
         current, why_not = _predict(planned, evaluation_size, end)
         candidates = _list_candidates(planned, evaluation_size)
