@@ -220,6 +220,23 @@ def test_rank_writes_a_file_of_its_own(tmp_path):
     assert "More in" not in str(part.on_error(state, MemoryError("none left"), None))
 
 
+WORKER = "Caught MemoryError in DataLoader worker process 0."
+NO_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB."
+FIRST_LINES = {
+    f"{NO_MEMORY} GPU 0 has a total capacity of 24.00 GiB": NO_MEMORY,
+    f"{WORKER}\nOriginal Traceback:\nMemoryError: none left": f"{WORKER} MemoryError: none left.",
+    "": "MemoryError.",
+}
+
+
+@pytest.mark.parametrize("text", FIRST_LINES)
+def test_first_line_has_what_could_not_be_allocated(tmp_path, text):
+    recorder = SimpleNamespace(folder=tmp_path, owns=False)
+    part = out_of_memory.ExplainMemory(tiny.plan(), (), recorder)
+    explained = part.on_error(tiny.state_of(), MemoryError(text), None)
+    assert str(explained).splitlines()[0] == f"Memory ran out in step 3: {FIRST_LINES[text]}"
+
+
 def test_message_is_short(tmp_path):
     message, _ = fail(tmp_path, {"model": KeepsOutputs()})
     assert len(message.splitlines()) <= 15

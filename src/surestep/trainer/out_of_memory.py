@@ -118,11 +118,8 @@ def explain_memory(
         failure: when it happened.
         path: of the files to write, without their endings; None writes none.
     """
-    match = _SENTENCE.match(str(error))
-    first = str(error).partition("\n")[0] if match is None else match[0]
     where = stage_of(error) or failure.where
-    head = f"Memory ran out {where}: {first or type(error).__name__}"
-    lines = [head.rstrip(".") + "."]
+    lines = [f"Memory ran out {where}: {_describe_error(error)}".rstrip(".") + "."]
     try:
         use = measure_memory_use(
             error,
@@ -139,6 +136,14 @@ def explain_memory(
     except Exception as failed:  # memory may run out again, or the disk be full
         lines.append(f"More is not known: {type(failed).__name__}: {failed}")
     return OutOfMemoryError("\n".join(lines))
+
+
+def _describe_error(error: Exception) -> str:
+    """Return the sentence that says what could not be allocated; of a data worker, the last."""
+    if match := _SENTENCE.match(str(error)):
+        return match[0]
+    first, *others = str(error).strip().splitlines() or [type(error).__name__]
+    return f"{first} {others[-1]}" if first.startswith("Caught ") and others else first
 
 
 def _list_roots(failure: Failure) -> Iterator[Root]:

@@ -3,8 +3,9 @@
 import re
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from inspect import ismodule, isroutine
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -16,7 +17,8 @@ from surestep.base.user_code import is_recipe_file, is_user_file
 from surestep.engine.object_search import Root, members_of, search_objects
 from surestep.engine.profile.saved_tensors import GraphCounter, StorageCounter
 
-_CONTAINERS = (list, tuple, set, frozenset, deque, Mapping)
+# Not each Mapping: the values of a custom one may be read from a disk.
+_CONTAINERS = (list, tuple, set, frozenset, deque, dict)
 _NAMED = 8  # keys of a dict that are in the paths; those of a larger one are "[]"
 _ELEMENT = re.compile(r"\[\d+\]")
 
@@ -84,10 +86,10 @@ def _is_own_object(value: Any) -> bool:
 
 def _list_arrays(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the tensors and arrays that an object itself holds, with the path from it."""
-    if isinstance(value, Mapping) and len(value) <= _NAMED and all(map(_is_name, value)):
+    if isinstance(value, dict) and len(value) <= _NAMED and all(map(_is_name, value)):
         yield from ((f"[{key!r}]", value[key]) for key in value if _is_array(value[key]))
     elif isinstance(value, _CONTAINERS):
-        members = value.values() if isinstance(value, Mapping) else value
+        members = value.values() if isinstance(value, dict) else value
         yield from (("[]", member) for member in members if _is_array(member))
     else:
         yield from ((at, member) for at, member in members_of(value) if _is_array(member))
@@ -123,5 +125,7 @@ def user_variables(frame: FrameType | None) -> Iterator[Root]:
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and is_user_file(file):
-            variables = list(vars(module).items())
-            yield from ((f"{Path(file).stem}.{name}", one) for name, one in variables)
+            for name, value in list(vars(module).items()):
+                is_code = isroutine(value) or ismodule(value) or isinstance(value, type)
+                if not (is_code or name.startswith("__")):
+                    yield f"{Path(file).stem}.{name}", value

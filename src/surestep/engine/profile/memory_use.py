@@ -170,7 +170,7 @@ def _step_values(trace: TracebackType | None) -> Iterator[Any]:
     """
     while trace is not None:
         for value in list(trace.tb_frame.f_locals.values()):
-            if isinstance(value, (Tensor, tuple, Mapping)):
+            if isinstance(value, (Tensor, tuple, dict)):
                 yield value
         trace = trace.tb_next
 
