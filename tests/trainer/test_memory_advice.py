@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from surestep.engine.distributed.launcher_env import LaunchInfo
 from surestep.engine.profile.memory_use import MemoryUse
 from surestep.trainer import memory_advice
 from surestep.trainer.memory import estimate_evaluation, estimate_step
@@ -38,7 +39,7 @@ def settings_of(planned: PreparedTask, room: int | None = None, size: int | None
 @pytest.fixture
 def without_peaks(monkeypatch):
     """Nothing is predicted, so that each remedy that applies is listed."""
-    monkeypatch.setattr(memory_advice, "_predict", lambda *_: (None, ""))
+    monkeypatch.setattr(memory_advice._Predictor, "predict", lambda *_: (None, ""))
 
 
 def test_remedies_of_a_run_on_the_cpu_have_the_peaks_of_the_estimate():
@@ -124,6 +125,17 @@ def test_host_that_ran_out_needs_fewer_workers():
     (remedy,) = advise(planned, use).remedies
     assert remedy.setting == "data.num_workers=2"
     assert advise(plan(GPU), use).remedies == ()
+
+
+@pytest.mark.parametrize("options", [{"strategy": "fsdp"}, {"sync_batchnorm": True}])
+def test_step_that_all_ranks_take_together_is_not_traced(options):
+    """One rank alone would wait for the others."""
+    two = replace(tiny.FACTS, launched=LaunchInfo(size=2, local_size=2, launcher="torchrun"))
+    model = blocks(nn.BatchNorm1d)
+    if "sync_batchnorm" in options:
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    (first, *_) = settings_of(plan(two, model=model, parallel=options)).values()
+    assert first.why_not == "all ranks would have to take a step together"
 
 
 def test_prediction_that_fails_leaves_the_line_without_a_number(monkeypatch):

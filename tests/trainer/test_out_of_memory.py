@@ -292,7 +292,8 @@ def test_evaluation_is_named(tmp_path):
     options = {"validation": {"every": "2 steps", "batch_size": 16}}
     with pytest.raises(OutOfMemoryError, match=r"in the evaluation after step \d: ") as caught:
         tiny.fit(tmp_path / "run", parts, **options)
-    assert "1. validation.batch_size=8, which changes no metric" in str(caught.value)
+    assert "with peaks that are not known (the first batch fails: " in str(caught.value)
+    assert "  1. validation.batch_size=8, which changes no metric\n" in str(caught.value)
     assert "micro_batch_size" not in str(caught.value)
     assert len(list((tmp_path / "run").glob("out-of-memory-evaluation-*.json"))) == 1
 

@@ -27,6 +27,7 @@ from surestep.trainer.memory import (
 from surestep.trainer.planning import PreparedTask, list_split_effects
 
 _LIMIT_S = 30.0  # after which no more peaks are predicted
+_COPIES = ("single", "ddp")  # strategies whose ranks have the full model
 _SAVES = 0.98  # of the peak, at most: what saves less is not listed
 _MORE_PRECISE = ("fp32", "tf32")
 _FRAGMENTED = "as a variable of the environment lets fragmented memory be used"
@@ -83,12 +84,12 @@ def advise(planned: PreparedTask, use: MemoryUse, evaluation_size: int | None = 
     """
     if use.device.type != planned.plan.device.type:
         return Advice(None, "the host ran out of memory, not the device", _of_workers(planned.plan))
-    end, room = time.monotonic() + _LIMIT_S, use.room
+    predictor, room = _Predictor(_why_unpredictable(planned)), use.room
     with warnings.catch_warnings(), disable_compile(planned.model):
         warnings.simplefilter("ignore")  # of options that are only tried
-        current, why_not = _predict(planned, evaluation_size, end)
+        current, why_not = predictor.predict(planned, evaluation_size)
         candidates = _list_candidates(planned, evaluation_size)
-        tried = (_try(candidate, room, end) for candidate in candidates)
+        tried = (_try(candidate, room, predictor) for candidate in candidates)
         remedies = [
             remedy
             for remedy in tried
@@ -108,27 +109,48 @@ def _of_workers(plan: Plan) -> tuple[Remedy, ...]:
     return (Remedy(f"data.num_workers={workers // 2}", effect),)
 
 
-def _try(candidate: _Candidate, room: int | None, end: float) -> Remedy:
+def _try(candidate: _Candidate, room: int | None, predictor: "_Predictor") -> Remedy:
     """Return a candidate with its peak; of sizes, the largest that fits."""
-    peak, why_not = _predict(candidate.planned, candidate.size, end)
+    peak, why_not = predictor.predict(candidate.planned, candidate.size)
     if peak is not None and room is not None and peak > room:
         smaller = candidate.smaller()
-        if smaller is not None and (found := _try(smaller, room, end)).peak is not None:
+        if smaller is not None and (found := _try(smaller, room, predictor)).peak is not None:
             return found
     return Remedy(candidate.setting, candidate.effect, peak, why_not)
 
 
-def _predict(planned: PreparedTask, size: int | None, end: float) -> tuple[int | None, str]:
-    """Return the peak of a step, or of an evaluation; or None and why it is not known."""
-    if time.monotonic() > end:
-        return None, "the other predictions took too long"
-    try:
-        estimate = estimate_step(planned) if size is None else estimate_evaluation(planned, size)
-    except Exception as error:  # of the user's model, or memory ran out again
-        return None, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    if estimate.not_known:
-        return None, estimate.not_known
-    return estimate.peak - _find_saved(planned, estimate), ""
+def _why_unpredictable(planned: PreparedTask) -> str:
+    """Return why no step can be traced: other ranks would have to take it too; "" if it can."""
+    plan = planned.plan
+    is_synced = any(isinstance(module, nn.SyncBatchNorm) for module in planned.model.modules())
+    if plan.parallel_ranks > 1 and (is_synced or plan.parallel_strategy not in _COPIES):
+        return "all ranks would have to take a step together"
+    return ""
+
+
+class _Predictor:
+    """Predicts peaks until it has taken too long.
+
+    Args:
+        why_not: why nothing can be predicted; "" if it can.
+    """
+
+    def __init__(self, why_not: str) -> None:
+        self._why_not, self._end = why_not, time.monotonic() + _LIMIT_S
+
+    def predict(self, planned: PreparedTask, size: int | None) -> tuple[int | None, str]:
+        """Return the peak of a step, or of an evaluation; or None and why it is not known."""
+        if self._why_not or time.monotonic() > self._end:
+            return None, self._why_not or "the other predictions took too long"
+        try:
+            step = estimate_step(planned) if size is None else estimate_evaluation(planned, size)
+        except Exception as error:  # of the user's model, or memory ran out again
+            return None, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        return (
+            (None, step.not_known)
+            if step.not_known
+            else (step.peak - _find_saved(planned, step), "")
+        )
 
 
 def _find_saved(planned: PreparedTask, step: StepMemory) -> int:

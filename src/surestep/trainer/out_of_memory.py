@@ -197,19 +197,24 @@ def _describe_kept(kept: KeptTensors) -> str:
 
 
 def _describe_advice(advice: Advice) -> Iterator[str]:
+    """Yield a line for each remedy; a reason that all share is in the first line only."""
     if not advice.remedies:
         return
-    peak = "" if advice.current is None else f" (now {format_bytes(advice.current)})"
-    yield f"What would help, in this order, with the predicted peak{peak}:"
+    reasons = {remedy.why_not for remedy in advice.remedies}
+    shared = reasons.pop() if len(reasons) == 1 else ""
+    peak = f"with the predicted peak (now {format_bytes(advice.current)})"
+    if advice.current is None:
+        peak = f"with peaks that are not known ({shared})" if shared else "with the predicted peak"
+    yield f"What would help, in this order, {peak}:"
     for number, remedy in enumerate(advice.remedies, 1):
-        yield f"  {number}. {_describe_remedy(remedy)}"
+        yield f"  {number}. {_describe_remedy(remedy, shared)}"
 
 
-def _describe_remedy(remedy: Remedy) -> str:
+def _describe_remedy(remedy: Remedy, shared: str) -> str:
     text = f"{remedy.setting}{f', which {remedy.effect}' if remedy.effect else ''}"
     if remedy.peak is not None:
         return f"{text}: {format_bytes(remedy.peak)}"
-    return f"{text}; its peak is not known: {remedy.why_not}" if remedy.why_not else text
+    return f"{text}; its peak is not known: {remedy.why_not}" if remedy.why_not != shared else text
 
 
 def _write(
