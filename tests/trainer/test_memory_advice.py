@@ -127,14 +127,13 @@ def test_host_that_ran_out_needs_fewer_workers():
     assert advise(plan(GPU), use).remedies == ()
 
 
-@pytest.mark.parametrize("options", [{"strategy": "fsdp"}, {"sync_batchnorm": True}])
-def test_step_that_all_ranks_take_together_is_not_traced(options):
+@pytest.mark.parametrize("strategy", ["fsdp", "ddp"])
+def test_step_that_all_ranks_take_together_is_not_traced(strategy):
     """One rank alone would wait for the others."""
     two = replace(tiny.FACTS, launched=LaunchInfo(size=2, local_size=2, launcher="torchrun"))
-    model = blocks(nn.BatchNorm1d)
-    if "sync_batchnorm" in options:
-        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    (first, *_) = settings_of(plan(two, model=model, parallel=options)).values()
+    norm = nn.SyncBatchNorm if strategy == "ddp" else nn.LayerNorm
+    planned = plan(two, model=blocks(norm), parallel={"strategy": strategy})
+    (first, *_) = settings_of(planned).values()
     assert first.why_not == "all ranks would have to take a step together"
 
 

@@ -146,11 +146,9 @@ class _Predictor:
             step = estimate_step(planned) if size is None else estimate_evaluation(planned, size)
         except Exception as error:  # of the user's model, or memory ran out again
             return None, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        return (
-            (None, step.not_known)
-            if step.not_known
-            else (step.peak - _find_saved(planned, step), "")
-        )
+        if step.not_known:
+            return None, step.not_known
+        return step.peak - _find_saved(planned, step), ""
 
 
 def _find_saved(planned: PreparedTask, step: StepMemory) -> int:
