@@ -65,6 +65,8 @@ if TYPE_CHECKING:
     from surestep.record.runs import runs as runs
     from surestep.reports.write import report as report
     from surestep.tracking.tracker import Tracker as Tracker
+    from surestep.trainer.find_lr import LrRangeTest as LrRangeTest
+    from surestep.trainer.find_lr import find_lr as find_lr
     from surestep.trainer.prepare import prepare as prepare
     from surestep.trainer.replay import replay as replay
     from surestep.trainer.session import Session as Session
@@ -89,6 +91,7 @@ _HOMES = {
     "InputMetric": "surestep.engine.metrics.base",
     "LogPoint": "surestep.engine.step.log_point",
     "Logging": "surestep.config.groups",
+    "LrRangeTest": "surestep.trainer.find_lr",
     "ManualStep": "surestep.engine.step.manual_step",
     "Metrics": "surestep.engine.value",
     "MicroBatch": "surestep.engine.batch",
@@ -121,6 +124,7 @@ _HOMES = {
     "batch_transforms": "surestep.engine.data.batch_transforms",
     "derive_seed": "surestep.engine.rng",
     "errors": "surestep.errors",
+    "find_lr": "surestep.trainer.find_lr",
     "input_gradients": "surestep.engine.evaluate.input_gradients",
     "log": "surestep.engine.metrics.base",
     "losses": "surestep.engine.losses",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from surestep.base import exit_codes
-from surestep.cli.main import COMMANDS
+from surestep.cli.main import COMMANDS, module_of
 from surestep.cli.stop import TRAINING
 
 DOCS = Path(__file__).parents[2] / "docs" / "running.md"
@@ -77,6 +77,6 @@ def returned_codes(tree):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_module_of_a_command_returns_only_documented_codes(command):
-    source = Path(import_module(f"surestep.cli.{command}").__file__).read_text(encoding="utf-8")
+    source = Path(import_module(module_of(command)).__file__).read_text(encoding="utf-8")
     documented = {0, 1, 75, 130} if command in TRAINING else {0, 1}
     assert set(returned_codes(ast.parse(source))) <= documented

@@ -1,3 +1,4 @@
+import json
 import re
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from surestep.cli.launch import original_argv, strip_launcher_args, strip_nproc
 from surestep.cli.train import Options, print_resume_command
 from surestep.config.config import iter_options
 from surestep.engine.distributed.launcher_env import LaunchInfo
+from tests.cli.test_lr_find import RECIPE as TO_MEASURE
 from tests.warm import warm_python
 
 PYTHON = sys.executable
@@ -122,6 +124,19 @@ def test_two_processes_train_one_run_and_only_one_prints(surestep, recipe, tmp_p
     assert answer.code == 0
     assert answer.out.count("Best checkpoint:") == 1
     assert Path("told").read_text() == "finished\n"
+
+
+@pytest.mark.slow("starts processes twice")
+def test_two_processes_find_the_learning_rate_of_one(surestep, recipe):
+    words = ("train", recipe(TO_MEASURE), "--optim.lr", "find", "--run")
+    answers = [surestep(*words, "r2", "--nproc", "2"), surestep(*words, "r1")]
+    assert [answer.code for answer in answers] == [0, 0], answers[0].err
+    assert [answer.err.count("Range test with seed 0") for answer in answers] == [1, 1]
+    two, one = (json.loads(Path(run, "config.json").read_text()) for run in ("r2", "r1"))
+    assert two["lr_find"] == two["config"]["optim.lr"] == pytest.approx(one["lr_find"])
+    found = surestep("lr-find", "mine.py", "--nproc", "2", "--json")
+    assert found.code == 0
+    assert json.loads(found.out)["lr"] == pytest.approx(two["lr_find"])
 
 
 def test_files_beside_a_recipe_do_not_shadow_libraries_in_processes(

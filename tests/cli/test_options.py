@@ -284,7 +284,7 @@ def test_none_on_the_command_line_is_a_value_and_not_the_default(surestep, recip
         (["--task.hiden", "3"], "no option '--task.hiden'. Did you mean '--task.hidden'?"),
         (["extra"], "Unrecognized options: extra"),
         (["--optim.betas", "0.9"], "it takes 2 numbers"),
-        (["--optim.lr=-3"], "optim.lr='-3' is not allowed: it must be greater than 0."),
+        (["--optim.lr=-3"], "optim.lr='-3' is not allowed: it must be greater than 0, or 'find'."),
         (["--batch-size", "0"], "batch_size='0' is not allowed: it must be greater than or equal"),
         (["--optim.momentum", "1"], "optim.momentum='1' is not allowed: it must be less than 1."),
         (["--epochs", "many"], "epochs='many' is not allowed: it must be a valid number"),
@@ -317,7 +317,7 @@ def test_bad_option_is_rejected_with_the_allowed_values(surestep, recipe, folder
         ("[optimm]\nlr = 5", "There is no option 'optimm'. Did you mean 'optim'?"),
         ("optim = 5", "run.toml:1: optim.name=5 is not allowed"),
         ("[optim.lr]\nx = 5", "There is no option 'optim.lr.x'. Did you mean 'optim.lr'?"),
-        ("[optim]\nlr = -1", "optim.lr=-1 is not allowed: it must be greater than 0."),
+        ("[optim]\nlr = -1", "optim.lr=-1 is not allowed: it must be greater than 0, or 'find'."),
         ("[task]\nhiden = 5", "mine's task has no parameter 'hiden'. Did you mean 'hidden'?"),
         ("[task]\nhidden = [1]", "run.toml:2: task.hidden=[1] is not allowed"),
     ],
@@ -338,7 +338,7 @@ def test_all_errors_in_the_options_are_listed_together(surestep, recipe):
         "ConfigError: There is no option '--epoch'",
         "There is no option '--task.dept'",
         "--batch-size has no value",
-        "--optim.lr: optim.lr='-3' is not allowed: it must be greater than 0.",
+        "--optim.lr: optim.lr='-3' is not allowed: it must be greater than 0, or 'find'.",
     ]
 
 
@@ -369,7 +369,7 @@ def test_help_all_explains_every_option(surestep, recipe):
 def test_help_all_shows_what_the_recipe_sets(surestep, recipe):
     shown = " ".join(surestep("train", recipe(), "--help-all").out.split())
     for explained in (
-        "--optim.lr FLOAT Peak learning rate. (0.01: set by recipe mine)",
+        "Peak learning rate; find: by a range test. (0.01: set by recipe mine)",
         "--task.hidden VALUE how wide the one layer is. (8: the recipe's default)",
         "--task.act VALUE tanh or relu. ('tanh': the recipe's default)",
         "--task.bias VALUE (True: the recipe's default)",

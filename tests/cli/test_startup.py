@@ -55,6 +55,7 @@ def answers(place, commands):
 HELP = [
     *(["--help"], ["train", "--help"], ["train", "digits", "--help"], ["train", "mine.py", "-h"]),
     *(["plan", "--help"], ["plan", "digits", "--help"], ["new", "--help"], ["resume", "--help"]),
+    ["lr-find", "--help"],
     *(["evaluate", "--help"], ["predict", "--help"], ["replay", "--help"], ["ckpt", "--help"]),
     *(["ckpt", each, "--help"] for each in ("list", "verify", "export", "diff")),
     *(["schedules", "--help"], ["losses", "--help"], ["train", "--help-all"]),
@@ -82,6 +83,7 @@ WRONG = [
     (["train", "mine.py", "--nproc", "none"], "--nproc none is not a whole number"),
     (["plan", "mine.py", "--plot", "a.txt"], "--plot a.txt has the suffix"),
     (["plan", "mine.py", "--local-ranks", "3"], "--local-ranks 3"),
+    (["lr-find", "mine.py", "--plot", "a.txt"], "--plot a.txt has the suffix"),
     (["new", "mine.py"], "type surestep new --slurm mine.py"),
     (["resume", "gone"], "There is no run folder gone"),
     (["evaluate", "gone"], "There is no run folder gone"),

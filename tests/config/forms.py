@@ -645,7 +645,7 @@ TYPED_FOREIGN = [
     ("cli", "--optim.lr fast", "--optim.lr: optim.lr='fast' is not allowed"),
     ("python", "Config(optim={'lr': 'fast'})", "test_forms.py:"),
     ("python", "Optim(lr='1e-3')", {"optim.lr": 1e-3}),
-    ("python", "Optim(lr='fast')", "optim.lr='fast' is not allowed: it must be a valid number."),
+    ("python", "Optim(lr='fast')", "optim.lr='fast' is not allowed: it must be a valid number,"),
     ("python", "Config(logging={'ranks': 'all'})", "Use torchrun --log-dir DIR --redirects 3"),
     ("python", "Config(parallel={'nccl_debug': 'INFO'})", "Use the environment variable NCCL_DEB"),
     ("python", "Config(schedule={'chain': 'cosine'})", "Use Task(schedule=lambda step, total: 1"),

@@ -438,6 +438,28 @@ def test_page_shows_the_predictions(browser, show):
     assert len(browser.find_all(".diagram rect")) == 1 + 3
 
 
+def range_tests(**more):
+    """Return the event of two range tests, of which the second diverged."""
+    losses = [[2.0, 1.5, 1.0], [2.0, 1.0, None]]
+    curves = [{"rates": [0.01, 0.1, 1.0], "losses": values} for values in losses]
+    found = {"option": "optim.lr", "lr": 0.05, "why": "by the fall", "seeds": [0, 1]}
+    return {"event": "lr_find", "time": 1.0, **found, "curves": curves, **more}
+
+
+def test_page_shows_the_range_tests(browser, show):
+    show(*USUAL, range_tests(why=HOSTILE))
+    assert browser.read_console() == []
+    section = "#range-tests-of-the-learning-rate"
+    lines = browser.run(
+        f"return [...document.querySelectorAll('{section} polyline')].map(one => "
+        "one.getAttribute('points').split(' ').length)"
+    )
+    assert lines == [3, 2]
+    assert "the line is optim.lr = 0.05" in texts(browser, f"{section} figcaption")[0]
+    assert texts(browser, f"{section} p") == [HOSTILE]
+    assert {"0.01", "1"} <= set(texts(browser, f"{section} text"))
+
+
 def test_hostile_predictions_are_texts(browser, show):
     hostile = predictions(HOSTILE, why=HOSTILE)
     show(*USUAL, predictions=hostile)

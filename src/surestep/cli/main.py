@@ -23,6 +23,7 @@ COMMANDS = {
     "train": "train RECIPE: train the model of a recipe",
     "resume": "resume RUN: resume a run from its newest checkpoint",
     "plan": "plan RECIPE: show the options of a run with their reasons, without training",
+    "lr-find": "lr-find RECIPE: measure which learning rate to train a recipe with",
     "search": "search RECIPE: search the options of a recipe; search show STUDY shows a study",
     "evaluate": "evaluate RUN: evaluate the best model of a run",
     "predict": "predict RUN: write the best model's prediction for every sample",
@@ -136,8 +137,13 @@ def _run(command: str, *rest: str) -> int:
             f"surestep {command} runs in one process, and {read_launched().launcher} started "
             f"{read_launched().size}. Run it without a launcher."
         )
-    run: Callable[[list[str]], int] = import_module(f"surestep.cli.{command}").run
+    run: Callable[[list[str]], int] = import_module(module_of(command)).run
     return run(list(rest))
+
+
+def module_of(command: str) -> str:
+    """Return the module that runs a command."""
+    return f"surestep.cli.{command.replace('-', '_')}"
 
 
 def list_commands(commands: Mapping[str, str]) -> str:

@@ -12,6 +12,7 @@ from surestep.base.locations import set_where
 from surestep.base.text import format_bytes, print_escaped, print_json
 from surestep.cli import output as show
 from surestep.cli.plot_schedule import plot_schedule
+from surestep.config.optim import FIND
 from surestep.engine.distributed.launcher_env import LaunchInfo
 from surestep.engine.model.layers import layers_of
 from surestep.engine.optim.freezing import freeze_permanent
@@ -75,7 +76,7 @@ def print_plan(
     if rates is not None:
         numbers = [show.format_number(value) for value in rates.values()]
         show.print_table("Learning rate", rates, [numbers])
-    _print_groups(group_rows, layers)
+    _print_groups(group_rows, layers, FIND if call.config.optim.lr == FIND else "its own")
     _print_memory(memory)
     if launched is not None:
         _print_ranks(ranks, plan, launched)
@@ -90,6 +91,8 @@ def _print_decisions(plan: Plan, call: RecipeCall, *, shows_all: bool) -> None:
     for option, value, reason in shown:
         if option == "steps_per_epoch" and value is None:
             value = "not known"
+        elif option == "optim.lr" and call.config.optim.lr == FIND:
+            value = FIND
         elif option == "parallel.deepspeed" and value:
             value = "see below"
         rows.append((option, value, reason))
@@ -158,7 +161,10 @@ def _layer_rows(model: nn.Module, plan: Plan) -> list[dict[str, Any]] | None:
     return rows
 
 
-def _print_groups(groups: list[dict[str, Any]], layers: list[dict[str, Any]] | None) -> None:
+def _print_groups(
+    groups: list[dict[str, Any]], layers: list[dict[str, Any]] | None, name: str
+) -> None:
+    """Print the groups and the layers; `name` is that of a rate that is not known."""
     rows = []
     for group in groups:
         until = group["frozen"] or "-"
@@ -166,27 +172,25 @@ def _print_groups(groups: list[dict[str, Any]], layers: list[dict[str, Any]] | N
             until = f"{until} steps are taken"
         rate, decay = "-", "-"
         if until != FOR_GOOD:
-            rate = _format_rate(group["lr"], group["times_lr"])
+            rate = _format_rate(group["lr"], group["times_lr"], name)
             decay = "its own" if group["weight_decay"] is None else f"{group['weight_decay']:g}"
         rows.append((group["group"], rate, decay, f"{group['parameters']:,}", until))
     columns = ("group", "lr", "weight decay", "parameters", "frozen until")
     show.print_table("Parameter groups", columns, rows)
     if layers is not None:
-        rows = [
-            (
-                *(layer["layer"], ", ".join(layer["modules"]), f"{layer['parameters']:,}"),
-                *(show.format_number(layer["factor"]), _format_rate(layer["lr"], layer["factor"])),
-            )
-            for layer in layers
-        ]
+        rows = []
+        for layer in layers:
+            lr = _format_rate(layer["lr"], layer["factor"], name)
+            cells = layer["layer"], ", ".join(layer["modules"]), f"{layer['parameters']:,}"
+            rows.append((*cells, show.format_number(layer["factor"]), lr))
         show.print_table("Layers", ("layer", "modules", "parameters", "factor", "lr"), rows)
 
 
-def _format_rate(lr: float | None, multiple: float | None) -> str:
-    """Format a rate; if only the Task's optimizer knows it, as a multiple of it."""
+def _format_rate(lr: float | None, multiple: float | None, name: str) -> str:
+    """Format a rate; if it is not known yet, as a multiple of it."""
     if lr is not None:
         return show.format_number(lr)
-    return "its own" if multiple == 1 else f"{show.format_number(multiple)} x its own"
+    return name if multiple == 1 else f"{show.format_number(multiple)} x {name}"
 
 
 def _print_memory(memory: MemoryEstimate) -> None:

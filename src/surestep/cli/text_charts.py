@@ -69,55 +69,85 @@ def draw(
         log: see there.
         colors: see there.
     """
-    width, height = size
-    figure = plotext.figure
-    figure.clear()
-    figure.theme("simple")
-    figure.plot_size(width, height)
-    figure.legend(False)
+    width = size[0]
+    start_figure(size)
     yield one_line(chart.title)
     shown: list[float] = []
     for number, curve in enumerate(chart.curves):
-        color = _COLORS[number % len(_COLORS)]
-        symbol = "braille" if colors else _MARKERS[number % len(_MARKERS)]
         steps, values = select_points(curve, max(1, 2 * (width - _MARGIN)), log=log)
-        yield _describe(curve, symbol, color if colors else None, log=log)
+        symbol, color = choose_marker(number, colors=colors)
+        yield _describe(curve, symbol, color, log=log)
         if len(steps):
             values = np.log10(values) if log else values
             shown += (float(values.min()), float(values.max()))
-            marker = plotext.marker(symbol, pixel=color) if colors else symbol
-            drawn = figure.signal(steps.tolist(), values.tolist(), marker=marker)
-            figure.draw(drawn.lines() if symbol == "braille" and len(steps) > 1 else drawn)
+            draw_points(steps.tolist(), values.tolist(), symbol, color)
     if not shown:
         yield "  nothing to draw"
         return
     _set_axes(span, (min(shown), max(shown)), log=log)
-    yield from figure.build().string(not colors).rstrip().splitlines()
+    yield from build_figure(colors=colors)
+
+
+def start_figure(size: tuple[int, int]) -> None:
+    """Begin a new chart; `size` is that of `draw_charts`."""
+    figure = plotext.figure
+    figure.clear()
+    figure.theme("simple")
+    figure.plot_size(*size)
+    figure.legend(False)
+
+
+def choose_marker(number: int, *, colors: bool) -> tuple[str, int | None]:
+    """Return the symbol and the color of a curve by its number; without colors, None."""
+    if colors:
+        return "braille", _COLORS[number % len(_COLORS)]
+    return _MARKERS[number % len(_MARKERS)], None
+
+
+def draw_points(x: list[float], y: list[float], symbol: str, color: int | None) -> None:
+    """Draw a curve; with the symbol "braille", lines join its points."""
+    marker = symbol if color is None else plotext.marker(symbol, pixel=color)
+    drawn = plotext.figure.signal(x, y, marker=marker)
+    plotext.figure.draw(drawn.lines() if symbol == "braille" and len(x) > 1 else drawn)
+
+
+def paint(mark: str, color: int | None) -> str:
+    """Return a mark in a color, for a terminal."""
+    return mark if color is None else f"\x1b[38;5;{color}m{mark}\x1b[0m"
+
+
+def set_values(low: float, high: float, *, log: bool = False) -> None:
+    """Set the axis of the values, whose ends differ also for a constant value.
+
+    They are the logarithms of those that the axis shows if it is logarithmic.
+    """
+    y = plotext.figure.ruler("y")
+    margin = (high - low or abs(low) or 1.0) * 1e-3
+    y.lim(low - margin, high + margin)
+    at = np.unique(np.linspace(low, high, _TICKS)).tolist()
+    y.ticks(at, [format_number(10**value if log else value) for value in at])
+
+
+def build_figure(*, colors: bool) -> list[str]:
+    """Return the lines of the chart."""
+    text: str = plotext.figure.build().string(not colors)
+    return text.rstrip().splitlines()
 
 
 def _set_axes(steps: tuple[int, int], values: tuple[float, float], *, log: bool) -> None:
-    """Set both axes, whose ends are different also for a single step and a constant value.
-
-    Values are the logarithms of those that the axis shows if it is logarithmic.
-    """
-    x, y = plotext.figure.ruler("x"), plotext.figure.ruler("y")
+    """Set both axes, whose ends are different also for a single step."""
+    x = plotext.figure.ruler("x")
     at_steps = np.unique(np.linspace(*steps, _TICKS).round().astype(int)).tolist()
     x.lim(steps[0] - 0.5, steps[1] + 0.5)
     x.ticks(at_steps, [f"{step:,}" for step in at_steps])
-    low, high = values
-    margin = (high - low or abs(low) or 1.0) * 1e-3
-    y.lim(low - margin, high + margin)
-    at_values = np.unique(np.linspace(low, high, _TICKS)).tolist()
-    y.ticks(at_values, [format_number(10**value if log else value) for value in at_values])
+    set_values(*values, log=log)
 
 
 def _describe(curve: Curve, symbol: str, color: int | None, *, log: bool) -> str:
     """Return the name of a curve with its last, its smallest and its largest value."""
     steps, values = curve.steps, curve.values
     is_finite = np.isfinite(values)
-    mark = "⣀⡠" if symbol == "braille" else symbol
-    if color is not None:
-        mark = f"\x1b[38;5;{color}m{mark}\x1b[0m"
+    mark = paint("⣀⡠" if symbol == "braille" else symbol, color)
     parts = []
     at, known = steps[is_finite], values[is_finite]
     if len(known):

@@ -24,7 +24,7 @@ from surestep.base.secrets import mask_secrets
 from surestep.config.duration import parse_number, parse_percent
 from surestep.config.not_set import NOT_SET, NotSet
 from surestep.config.option import UNKNOWN, ResumeEffect, list_types
-from surestep.config.spellings import OFF, plain_value, read_word, what_to_use
+from surestep.config.spellings import OFF, WORDS, plain_value, read_word, what_to_use
 
 # The main option of each group: `optim="adamw"` means `optim.name="adamw"`.
 MAIN: Mapping[str, str] = {
@@ -224,11 +224,14 @@ def _sentences(
 ) -> list[str]:
     """Return a sentence for each fault that pydantic found."""
     found: dict[tuple[str, str], str] = {}
-    for detail in error.errors():
+    details = [one for one in error.errors() if one["type"] != "is_instance_of"]  # of NOT_SET
+    of_numbers = {one["loc"][0] for one in details if one["type"] != "literal_error" and one["loc"]}
+    for detail in details:
         name = str(detail["loc"][0]) if detail["loc"] else ""
-        if detail["type"] != "is_instance_of":  # NOT_SET, which every option may be
-            sentence = _sentence(group, name, detail, data)
-            found.setdefault((name, sentence), placed(group.prefix + name, sentence, locations))
+        if detail["type"] == "literal_error" and name in of_numbers:
+            continue  # a number or a word, which the sentence about the number names
+        sentence = _sentence(group, name, detail, data)
+        found.setdefault((name, sentence), placed(group.prefix + name, sentence, locations))
     return list(found.values())
 
 
@@ -245,8 +248,9 @@ def _sentence(group: type[ConfigGroup], name: str, detail: Any, data: Mapping[st
         what = f"it must be a list, such as [{value!r}]"
     elif detail["type"].endswith("_parsing"):  # "unable to parse string as a number" adds nothing
         what = what.partition(",")[0]
-    if full in OFF and ". Use " not in what and "'off'" not in what:
-        what += ", or 'off'"
+    word = "off" if full in OFF else WORDS.get(full)
+    if word is not None and ". Use " not in what and f"{word!r}" not in what:
+        what += f", or {word!r}"
     meant = ""
     if detail["type"] == "literal_error" and isinstance(value, str):
         known = re.findall(r"'([^']+)'", detail["ctx"]["expected"])

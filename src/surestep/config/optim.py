@@ -15,6 +15,7 @@ from surestep.config.option import INITIAL, KERNELS, UPDATE, ResumeEffect, incom
 from surestep.config.param_groups import AnyParamGroup, Groups
 from surestep.config.types import Count, NotNegative, Positive, Share, Whole
 
+FIND = "find"  # the value of optim.lr for which a range test measures the rate
 # Options that are not an optimizer's own.
 OF_ALL = ("name", "lr", "weight_decay", "implementation", "groups", "layerwise_lr_decay")
 BUILT_IN = (
@@ -54,7 +55,7 @@ class Optim(ConfigGroup):
         "Optimizer; `surestep docs optimizers` explains them. A Task may bring its own instead.",
         resume=incompatible("the state of one optimizer does not fit another"),
     )
-    lr: Number[Positive] = option("Peak learning rate.")
+    lr: Number[Positive | Literal["find"]] = option("Peak learning rate; find: by a range test.")
     weight_decay: Number[NotNegative] = option(
         "Weight decay; not applied to biases, normalization and embeddings."
     )

@@ -24,6 +24,8 @@ OFF: Final[Mapping[str, object]] = {
     "schedule.warmup": "0%",
     "average.kind": "none",
 }
+# Options that are numbers, with the word that they also take.
+WORDS: Final[Mapping[str, str]] = {"optim.lr": "find"}
 # Options for which 0 does not mean off: with a patience of 0, Lightning and Keras stop at the first
 # evaluation without improvement; 0 may be the index of a sample or the name of a module.
 _ZERO_IS_A_VALUE = (
@@ -142,6 +144,7 @@ _OPTIONS: Final[Mapping[str, str]] = {
     ),
     "micro_batch_size=16, or what fits in memory; it changes no update": "auto_find_batch_size",
     "optim.lr={r}": "learning_rate max_lr peak_lr initial_lr init_lr",
+    "optim.lr='find'; `surestep lr-find RECIPE` shows the curves": "auto_lr_find lr_find",
     "optim.weight_decay={r}": "wd decay_weight weight_decay_rate",
     "optim.name={r}": "optimizer optimizer_name",
     "optim.betas=(0.9, 0.999)": "adam_beta1 beta1 beta_1 adam_beta2 beta2 beta_2",

@@ -155,6 +155,34 @@ def is_generator(value: Any) -> bool:
     return _seed_function(value) is not None
 
 
+def copy_states(*roots: Root) -> list[Callable[[], object]]:
+    """Copy the states of the generators that objects own; return what restores each."""
+    restores: list[Callable[[], object]] = []
+
+    def visit(path: str, value: Any, depth: int) -> bool:
+        if (restore := _copy_state(value)) is not None:
+            restores.append(restore)
+        return restore is None
+
+    search_objects(roots, visit, known=_GLOBAL)
+    return restores
+
+
+def _copy_state(value: Any) -> Callable[[], object] | None:
+    """Return what restores the state of a generator; None for anything else."""
+    if isinstance(value, torch.Generator):
+        return partial(value.set_state, value.get_state())
+    if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
+        return partial(value.setstate, value.getstate())
+    if isinstance(value, np.random.RandomState):
+        return partial(value.set_state, value.get_state(legacy=False))
+    if isinstance(value, np.random.Generator):
+        value = value.bit_generator
+    if isinstance(value, np.random.BitGenerator):
+        return partial(setattr, value, "state", value.state)
+    return None
+
+
 def _seed_function(value: Any) -> Callable[[int], object] | None:
     """Return what seeds a generator; None for anything else, or if it takes no seed."""
     hook: Callable[[int], object] | None = getattr(type(value), HOOK, None)

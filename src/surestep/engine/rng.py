@@ -235,6 +235,17 @@ def _set_global_states(states: tuple[Any, Any]) -> None:
     np.random.set_state(states[1])
 
 
+@contextmanager
+def preserve_all_rng(device: torch.device) -> Iterator[None]:
+    """Restore all global generators, with the gaussians that numpy and Python have stored."""
+    states = _global_states()
+    try:
+        with preserve_torch_rng(device):
+            yield
+    finally:
+        _set_global_states(states)
+
+
 def states_to_repeat() -> tuple[Any, Any] | None:
     """Return the states of numpy's and Python's, for `repeat_draws`; None if not preserved."""
     return _global_states() if _PRESERVED else None

@@ -154,10 +154,23 @@ _CONFIG = _open(
         "modules": dict[str, dict[str, Any]],
         "study": str,
         "from": _open({"run": str, "which": str, "step": Count}) | None,
+        "lr_find": Positive,
     },
 )
 CONFIG = adapter(_CONFIG)
 
+LR_FIND = adapter(
+    _open(
+        {
+            **dict.fromkeys(("option", "why"), str),
+            "lr": Positive,
+            "seeds": list_of[Size],
+            "curves": list_of[
+                _open({"rates": list_of[Positive], "losses": list_of[Finite | None]})
+            ],
+        }
+    )
+)
 _NUMBERS_AT_END = {
     **dict.fromkeys(("step", "epoch", "steps_taken", "overflow", "nonfinite", "no_items"), Count),
     **dict.fromkeys(("items", "seconds", "data_wait_s"), Number),

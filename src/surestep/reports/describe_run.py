@@ -29,6 +29,7 @@ from surestep.reports.curves import (
 )
 from surestep.reports.diagnosis import diagnose
 from surestep.reports.predictions import describe_predictions
+from surestep.reports.range_tests import describe_range_tests
 
 REPORT_FORMAT = 1
 _AXIS_POINTS = 500
@@ -99,6 +100,7 @@ def describe_numbers(run: Run, name: str, records: Records) -> dict[str, Any]:
             if isinstance(change, dict)
         ],
         "predictions": describe_predictions(run, plan),
+        "range_tests": describe_range_tests(records.events),
         "plan": plan,
         "config": {key: config[key] for key in ("config", "task", "data") if config.get(key)},
         "environment": _read(run, "environment.json", ENVIRONMENT, {}),

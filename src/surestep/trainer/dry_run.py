@@ -19,6 +19,7 @@ from surestep.engine.data.dataset import count_samples, first_samples
 from surestep.engine.data.target_stats import with_fitted_loss
 from surestep.engine.evaluate.predict import Predictions
 from surestep.engine.losses.model_loss import IN_TRAINING
+from surestep.engine.resolve.optim import without_find
 from surestep.engine.resolve.resolver import resolve_seed
 from surestep.engine.state.state import State
 from surestep.engine.step.callback import Callback, Request
@@ -72,6 +73,7 @@ def dry_run(task: Task, config: Config, *, callbacks: Sequence[Callback] = ()) -
     test = None if task.test is None else first_samples(task.test, size, "test")
     small = replace(task, val=val_sets or None, test=test)
     quiet = config.replace_options({"logging.progress": "quiet", "checkpoint.mirror": None})
+    quiet = without_find(quiet)
     with make_temp_folder() as folder:
         start = partial(prepare, small, quiet, run=folder / "run", callbacks=callbacks)
         session = timed("start-up checks", start, lambda _: "passed")
@@ -137,7 +139,7 @@ def overfit(task: Task, config: Config, samples: int) -> OverfitResult:
     small = replace(task, train=few, val=few, test=None, metrics={}, **unshaped)
     options = {
         name: value
-        for name, value in config.set_options().items()
+        for name, value in without_find(config).set_options().items()
         if not name.startswith(_IGNORED_GROUPS) and name not in _IGNORED_OPTIONS
     }
     options |= {

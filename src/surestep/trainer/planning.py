@@ -61,7 +61,13 @@ class TaskOrigin:
 
 @dataclass(frozen=True)
 class PreparedTask:
-    """A Task whose model is built and whose Plan is made; nothing is on a device yet."""
+    """A Task whose model is built and whose Plan is made; nothing is on a device yet.
+
+    Attributes:
+        decide: makes the Plan of another Config here.
+        found_lr: the number for optim.lr="find", once it is known.
+        range_test: what found it now, for the events; None if the run had it.
+    """
 
     task: Task
     config: Config
@@ -69,7 +75,9 @@ class PreparedTask:
     plan: Plan
     model: nn.Module
     loss: Loss
-    decide: Callable[[Config], Plan]  # makes the Plan of another Config here
+    decide: Callable[[Config], Plan]
+    found_lr: float | None = None
+    range_test: Mapping[str, Any] | None = None
 
 
 def plan_task(

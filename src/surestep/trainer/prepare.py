@@ -12,6 +12,7 @@ from surestep.base.arguments import suggest_arguments
 from surestep.base.errors import ConfigError, SurestepError
 from surestep.base.paths import fix_path, working_directory
 from surestep.config.config import Config, argument_instead
+from surestep.config.optim import FIND
 from surestep.engine.data.stream_loader import StreamLoader
 from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.distributed.hang_monitor import GroupTimeouts
@@ -113,6 +114,12 @@ def prepare(
         check_restarts(planned.system.launched, folder)
         world = opened.join_ranks(planned, origin)
         recorder = opened.open_folder(folder, start, origin, plan)
+        if config.optim.lr == FIND and (recorder.published or resume != "must"):
+            from surestep.trainer.find_lr import find_at_start  # few runs need it
+
+            with world.explain_errors():
+                planned = find_at_start(planned, recorder, world, from_)
+            plan = planned.plan
         parent = from_ and str(fix_path(Path(from_), start))
         decide = partial(decide_resume, recorder, origin, planned, resume, allow, parent)
         decision = broadcast_resume_decision(world, decide)
@@ -126,7 +133,7 @@ def prepare(
         parts = list_parts(session, built, recorder, display, callbacks, in_background, start_time)
         closers = opened.closers(session, senders)
         session.open(parts, display, closers, is_saved=decision.loads_own_state)
-        report_start(session, recorder, decision, init)
+        report_start(session, recorder, decision, init, planned.range_test)
         if not session.finished:
             session.checks.check_data(decision.identity, is_resumed=decision.checkpoint is not None)
             if decision.resets_best:

@@ -56,6 +56,7 @@ def run_identity(origin: TaskOrigin, planned: PreparedTask) -> dict[str, Any]:
             for name, value in origin.defaults.items()
         },
         "config": to_jsonable(planned.config.set_options()),
+        **({} if planned.found_lr is None else {"lr_find": planned.found_lr}),
         "decided": {
             decision.option: to_jsonable(decision.value)
             for decision in decisions

@@ -1,7 +1,9 @@
 """What the start of a run writes to its folder and reports to the user."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from surestep.base import torch_release
 from surestep.base.torch_release import describe_newer
@@ -39,6 +41,8 @@ def record_start(
     events = [] if decision.parent is None else [("branch", decision.identity["from"])]
     if decision.changes:
         events.append(("changes", {"changes": [change.as_json() for change in decision.changes]}))
+    if planned.range_test is not None:
+        events.append(("lr_find", dict(planned.range_test)))
     recorder.start(decision.identity, plan, planned.system, Path.cwd(), events=events)
     if (signature := session.loop.context.signature) is not None:
         recorder.write("signature.json", signature)
@@ -47,9 +51,13 @@ def record_start(
 
 
 def report_start(
-    session: Session, recorder: RunWriter, decision: ResumeDecision, init: InitReport | None
+    session: Session,
+    recorder: RunWriter,
+    decision: ResumeDecision,
+    init: InitReport | None,
+    found: Mapping[str, Any] | None = None,
 ) -> None:
-    """Report where the run is, and what differs from before."""
+    """Report where the run is, and what differs from before; `found` is what found its rate."""
     plan, parent, step = session.plan, decision.parent, session.state.progress.step
     print_line, newer = session.messages.print_line, describe_newer(torch_release.VERSION)
     for text in (*recorder.warnings, *filter(None, [newer])):
@@ -63,6 +71,8 @@ def report_start(
     if decision.checkpoint is not None and not session.finished:
         for line in unmatched_states(decision.checkpoint.record, session.state):
             print_line(line)
+    if found is not None:
+        print_line(f"optim.lr={plan.optim_lr:.3g}, found by range tests: {found['why']}.")
     if "balanced" in plan.loss:
         print_line(f"{plan.loss}: {plan.reason('loss')}")
     if decision.changes:

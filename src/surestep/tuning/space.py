@@ -11,6 +11,7 @@ from surestep.base.errors import ConfigError, SurestepError
 from surestep.base.locations import set_where
 from surestep.config.config import LENGTHS, iter_options
 from surestep.config.group import MAIN, Locations, placed
+from surestep.config.optim import FIND
 from surestep.tuning.conditions import parse_dimensions
 from surestep.tuning.dimension import HOW, Dimension
 
@@ -235,7 +236,12 @@ def full_name(typed: str) -> str:
 def _find_fixed(names: Collection[str], call: RecipeCall, places: Locations) -> Iterator[str]:
     """Yield a fault for each option that is also set for all trials."""
     recipe = f"recipe {call.recipe.name}"
-    fixed = {name: place for name, place in call.set_options.items() if place != recipe}
+    measured = "optim.lr" if call.config.optim.lr == FIND else None  # by each trial
+    fixed = {
+        name: place
+        for name, place in call.set_options.items()
+        if place != recipe or name == measured
+    }
     for name in names:
         others = LENGTHS if name in LENGTHS else (name,)
         for other in others:

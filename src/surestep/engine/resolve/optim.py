@@ -2,12 +2,15 @@
 
 from typing import Any
 
-from surestep.config.optim import OF_ALL, Optim
+from surestep.config.config import Config
+from surestep.config.not_set import NOT_SET
+from surestep.config.optim import FIND, OF_ALL, Optim
 from surestep.config.param_groups import parse_param_group
 from surestep.engine.optim.registry import BUILT_IN, default_of, optimizer_info, options_of
 from surestep.engine.plan.context import Decision, PlanContext, resolves
 from surestep.engine.plan.plan import TaskInfo
 
+FOLLOWS_LR = "optim.lr: both change weights by similar amounts"
 # Options of the parameters, which hold with Task(optimizer=) too.
 _OF_PARAMETERS = ("optim.groups", "optim.layerwise_lr_decay")
 _OF_ONE_OPTIMIZER = [option for option in Optim.model_fields if option not in OF_ALL]
@@ -106,6 +109,10 @@ def lr(ctx: PlanContext) -> Decision:
             )
         if not optimizer_info(chosen).decays:
             return None, f"{chosen} has none"
+    elif ctx.get("optim.lr") == FIND:
+        if (why := why_not_measured(chosen)) is not None:
+            ctx.reject(f"optim.lr='find' measures a rate, and {why}")
+        return None, f"{FIND}, set {ctx.origin('optim.lr')}: a range test measures it before step 1"
     default = float(default_of(chosen, ctx.option.removeprefix("optim.")))
     return ctx.set_or(default, _default_reason(chosen))
 
@@ -121,6 +128,27 @@ def own_option(ctx: PlanContext) -> Decision | None:
     if option == "adamw_lr":
         return _adamw_lr(ctx)
     return ctx.set_or(options_of(chosen)[option], _default_reason(chosen))
+
+
+def without_find(config: Config) -> Config:
+    """Return the config with the default of the optimizer in place of optim.lr="find"."""
+    return config.replace_options({"optim.lr": NOT_SET}) if config.optim.lr == FIND else config
+
+
+def why_not_measured(chosen: str) -> str | None:
+    """Return why a range test cannot measure the rate of an optimizer, and what to use instead."""
+    default = float(default_of(chosen, "lr"))
+    if chosen == "rprop":
+        return (
+            "rprop reads its own only in the first step: it is the size of that step. Set a "
+            f"number, such as torch's default optim.lr={default:g}, or use optim.name='adamw'."
+        )
+    if default == 1.0:
+        return (
+            f"that of {chosen} is a factor on steps whose size it chooses by itself. Set "
+            "optim.lr=1.0, its default, or use optim.name='adamw'."
+        )
+    return None
 
 
 def _default_reason(chosen: str) -> str:
@@ -158,7 +186,7 @@ def _adamw_lr(ctx: PlanContext) -> Decision | None:
         reason = "torch's default for AdamW, which updates what Muon does not"
         return ctx.set_or(default_of("adamw", "lr"), reason)
     if ctx.task_info.dense:
-        return ctx.set_or(ctx["optim.lr"], "optim.lr: both change weights by similar amounts")
+        return ctx.set_or(ctx["optim.lr"], FOLLOWS_LR)
     return None
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from surestep.base.errors import ConfigError
 from surestep.config.config import Config
 from surestep.config.not_set import NOT_SET
-from surestep.config.optim import Optim
+from surestep.config.optim import FIND, Optim
 from surestep.config.schedule import Schedule
 from surestep.engine.optim.multi import get_trained_module
 from surestep.engine.optim.param_roles import param_info
@@ -39,6 +39,7 @@ def plan_optimizers(
     Raises:
         ConfigError: an option cannot be used.
     """
+    _check_lr(task, config)
     plans = {}
     for name, spec in task.optimizer_specs().items():
         roles = param_info(get_trained_module(model, name, spec))
@@ -71,6 +72,20 @@ def plan_optimizers(
         optimizers={name: plan.replace(guard=guard) for name, plan in plans.items()},
         decisions=tuple(decisions),
     )
+
+
+def _check_lr(task: Task, config: Config) -> None:
+    """Reject optim.lr="find", which measures one rate at the start of a run."""
+    specs = task.optimizer_specs()
+    own = [n for n, one in specs.items() if isinstance(one.optim, Optim) and one.optim.lr == FIND]
+    if own or config.optim.lr == FIND:
+        name = (own or list(specs))[0]
+        raise ConfigError(
+            f"optim.lr='find' is for a Task with one optimizer, and this one names those of "
+            f"{', '.join(specs)}. Measure their rates one by one, as in `surestep lr-find RECIPE "
+            f"--optimizer {name}`, and set them in the Task: optimizers={{{name!r}: "
+            "surestep.Optim(lr=...)}."
+        )
 
 
 def _guard_reason(plans: Mapping[str, Plan], guard: Guard) -> str:

@@ -125,12 +125,12 @@ def _check_lengths(ctx: PlanContext, spec: ScheduleSpec) -> None:
 
 def _check_values(ctx: PlanContext, spec: ScheduleSpec) -> None:
     lowest, peak, own = ctx.get("schedule.min_lr"), ctx["optim.lr"], spec.curve_options
-    if lowest is not None and peak is None:
+    if lowest is not None and ctx.task_info.own_optimizer:
         ctx.reject(
             "schedule.min_lr is a learning rate, and that of the Task's optimizer is not known. "
             "Set schedule.min_lr_ratio."
         )
-    elif lowest is not None and lowest > peak:
+    elif lowest is not None and peak is not None and lowest > peak:
         ctx.reject(
             f"schedule.min_lr={lowest} is above the peak, optim.lr={peak}. Use a lower minimum or "
             "a higher peak."

@@ -20,6 +20,7 @@ function showRun(data) {
     makeCharts(view, data.charts, "No step has been recorded yet."),
     add(["omitted", "omitted_charts"], describeOmitted),
     add(["predictions"], ({predictions}) => makePredictions(predictions)),
+    add(["range_tests"], ({range_tests: found}) => makeRangeTests(found)),
     add(["plan"], ({plan}) => makeSection("Options", plan.length ? makeFilteredTable(["option", "value", "reason"],
       plan.map(({option, value, reason}) => [option, JSON.stringify(value), reason ?? ""]),
       "options with their reasons") : null)),

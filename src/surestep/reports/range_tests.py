@@ -1,0 +1,54 @@
+"""What pages and charts show of the range tests that found a learning rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from surestep.record.schemas import LR_FIND, validate
+
+_MOST = 8  # curves, each with a color
+_LONGEST = 1000  # points of a curve
+_START = 10  # steps, whose mean loss is that of the start
+
+
+def describe_range_tests(events: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Return the curves of the last search for a learning rate; None if the run made none.
+
+    Returns:
+        "option", "lr", "why", "seeds", "curves" with "rates" and "losses", and "range": the losses
+        at both ends of the axis. A loss that is not finite is None.
+    """
+    found = None
+    for event in events:
+        if event["event"] == "lr_find":
+            try:
+                found = validate(LR_FIND, dict(event))
+            except ValueError:  # the file of anyone
+                continue
+    if found is None or not any(curve["rates"] for curve in found["curves"]):
+        return None
+    curves = [
+        {name: curve[name][:_LONGEST] for name in ("rates", "losses")}
+        for curve in found["curves"][:_MOST]
+    ]
+    return {
+        **{name: found[name] for name in ("option", "lr", "why")},
+        "seeds": found["seeds"][:_MOST],
+        "curves": curves,
+        "range": find_range([curve["losses"] for curve in curves]),
+    }
+
+
+def find_range(curves: Sequence[Sequence[float | None]]) -> tuple[float, float]:
+    """Return the losses at the ends of an axis, which has no space for those that diverged."""
+    known = [
+        [loss for loss in losses if loss is not None and math.isfinite(loss)] for losses in curves
+    ]
+    every = [loss for losses in known for loss in losses]
+    if not every:
+        return 0.0, 1.0
+    starts = [loss for losses in known for loss in losses[:_START]]
+    low, start = min(every), sum(starts) / len(starts)
+    return low, max(low, min(max(every), start + (start - low) / 2))

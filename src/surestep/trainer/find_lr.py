@@ -1,0 +1,255 @@
+"""Find a learning rate by range tests of several seeds: alone, or at the start of a run."""
+
+import math
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from surestep.base.arguments import suggest_arguments
+from surestep.base.errors import ConfigError, RunError
+from surestep.base.text import print_escaped
+from surestep.config.config import Config, argument_instead
+from surestep.engine.distributed.communicator import Communicator
+from surestep.engine.distributed.hang_monitor import GroupTimeouts
+from surestep.engine.distributed.process_group import join_process_group
+from surestep.engine.model.precision import torch_settings
+from surestep.engine.plan.system import read_system
+from surestep.engine.resolve.optim import without_find
+from surestep.engine.resolve.resolver import resolve_device
+from surestep.engine.rng import preserve_all_rng
+from surestep.engine.schedule.suggest_lr import RangeCurve, suggest_lr
+from surestep.engine.task.task import Task
+from surestep.record.run_writer import RunWriter
+from surestep.trainer.planning import PreparedTask, TaskOrigin, plan_task
+from surestep.trainer.range_test import (
+    LR,
+    MeasuredRate,
+    RateRange,
+    choose_rate,
+    measure_curve,
+)
+from surestep.trainer.rank_consistency import check_same_setup
+from surestep.trainer.rank_zero import run_on_rank_zero
+
+SEEDS = 3
+
+
+@dataclass(frozen=True)
+class LrRangeTest:
+    """What range tests of several seeds measured, and the learning rate that they suggest.
+
+    Attributes:
+        optimizer: whose rate it is.
+        option: which sets it, such as "optim.lr"; "" if the Task does, in `Task(optimizers=)`.
+        lr: the rate; None if the curves do not show one.
+        spread: the lowest and the highest rate that one seed suggests; None if none does.
+        why: how the rate follows from the curves, or why there is none.
+        seeds: of the range tests.
+        by_seed: the rate that each seed suggests; None where it shows none.
+        curves: the rates of each seed, and the loss before the step with each.
+        starts_alike: all seeds start from the weights of a model that is built already.
+    """
+
+    optimizer: str
+    option: str
+    lr: float | None
+    spread: tuple[float, float] | None
+    why: str
+    seeds: tuple[int, ...]
+    by_seed: tuple[float | None, ...]
+    curves: tuple[RangeCurve, ...] = field(repr=False)
+    starts_alike: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON can hold it; a loss that is not finite is None."""
+        values = asdict(self)
+        for curve in values["curves"]:
+            curve["losses"] = [one if math.isfinite(one) else None for one in curve["losses"]]
+        return values
+
+
+@suggest_arguments(ConfigError, argument_instead)
+def find_lr(
+    task: Task,
+    config: Config,
+    *,
+    optimizer: str | None = None,
+    seeds: int = SEEDS,
+    lowest: float = 1e-7,
+    highest: float = 10.0,
+    steps: int = 100,
+    notify: Callable[[str], object] | None = None,
+) -> LrRangeTest:
+    """Measure which learning rate to train a Task with, by a range test of each seed.
+
+    A range test takes real steps while the rate rises exponentially, until the loss diverges. The
+    model, the generators and all else are restored: training afterwards is bitwise the same.
+    Nothing is written.
+
+    Args:
+        task: what to train.
+        config: the options of the run. Its schedule and its length do not matter.
+        optimizer: which rate to measure, if there are several.
+        seeds: number of range tests. The first has the seed of the config; each other one has a
+            different order of the data, and different first weights if a function builds the model.
+        lowest: rate of the first step.
+        highest: rate of the last step.
+        steps: of one range test.
+        notify: is called with a line after each range test.
+
+    Returns:
+        The rate, its spread and the curves; `lr` is None if the curves do not show one.
+
+    Raises:
+        ConfigError, TaskError, DataError: an option is invalid, or the task does not fit together.
+
+    Example:
+        >>> import torch
+        >>> import surestep
+        >>> x = torch.randn(256, 4, generator=torch.Generator().manual_seed(0))
+        >>> y = x.sum(1, keepdim=True)
+        >>> task = surestep.Task(torch.nn.Linear(4, 1), loss="mse", train=(x, y))
+        >>> config = surestep.Config(epochs=2, batch_size=32, optim="sgd")
+        >>> found = surestep.find_lr(task, config)
+        >>> 0.01 < found.lr < 1
+        True
+    """
+    rates = RateRange(lowest, highest, steps)
+    if seeds < 1:
+        raise ConfigError(f"seeds={seeds} is not a number of range tests. Set 1 or more.")
+    config, system = without_find(config), read_system()
+    with ExitStack() as stack:
+        stack.enter_context(preserve_all_rng(resolve_device(config, system)))
+        planned = plan_task(task, config, system=system)
+        plan, launched = planned.plan, system.launched
+        stack.enter_context(torch_settings(plan))
+        timeouts = GroupTimeouts(plan.parallel_start_timeout_s, plan.parallel_timeout_s)
+        joined = join_process_group(launched, backend=plan.parallel_backend, timeouts=timeouts)
+        world = stack.enter_context(joined)
+        check_same_setup(world, TaskOrigin(), planned)
+        with world.explain_errors():
+            return _search(planned, choose_rate(planned, optimizer), rates, seeds, world, notify)
+
+
+def find_at_start(
+    planned: PreparedTask, recorder: RunWriter, world: Communicator, from_: str | None
+) -> PreparedTask:
+    """Return the task with a number for optim.lr="find".
+
+    It is the one that the run was started with, or that a range test finds now.
+
+    Raises:
+        RunError: the run was started with a rate that was typed.
+        ConfigError: the curves do not show a rate, or the run starts from trained weights.
+    """
+    recorded = run_on_rank_zero(world, lambda: _read_found(recorder))
+    if recorded is not None:
+        return _with_lr(planned, recorded)
+    if from_ is not None:
+        raise ConfigError(
+            "optim.lr='find' measures the rate from the first weights of the Task, and --from "
+            "(from_= in Python) starts at those of a checkpoint. Set a number."
+        )
+    show = partial(print_escaped, file=sys.stderr)
+    is_shown = world.is_first and planned.plan.logging_progress != "quiet"
+    bare = replace(planned, config=without_find(planned.config))
+    bare = replace(bare, plan=bare.decide(bare.config))
+    rate = choose_rate(bare, None if bare.plan.optim_name != "muon" else "muon")
+    with preserve_all_rng(planned.plan.device), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the run itself warns again
+        found = _search(bare, rate, RateRange(), SEEDS, world, show if is_shown else None)
+    if found.lr is None:
+        raise ConfigError(
+            f"optim.lr='find' found no learning rate, since {found.why}. Draw the curves with "
+            f"`surestep lr-find RECIPE`, or set a number, such as optim.lr={bare.plan.optim_lr:g}."
+        )
+    return replace(_with_lr(planned, found.lr), range_test=found.as_json())
+
+
+def _read_found(recorder: RunWriter) -> float | None:
+    """Return the rate of a run that was started with optim.lr="find"; None if there is no run."""
+    if not recorder.published:
+        return None
+    before = recorder.run.config
+    lr = before["config"].get(LR)
+    if "lr_find" not in before or not isinstance(lr, float):
+        text = "has no optim.lr" if lr is None else f"has optim.lr={lr}"
+        raise RunError(
+            f"{recorder.folder} has a run that {text}, which no range test found, so it cannot "
+            "resume with optim.lr='find'. Leave that out, or choose a different folder with --run "
+            "(run= in Python)."
+        )
+    return lr
+
+
+def _with_lr(planned: PreparedTask, lr: float) -> PreparedTask:
+    config = planned.config.replace_options({LR: lr})
+    plan = planned.decide(config)
+    decisions = [
+        one._replace(reason=f"found by a range test: optim.lr=find, {one.reason}")
+        if one.option == LR
+        else one
+        for one in plan.decisions
+    ]
+    plan = plan.replace(decisions=tuple(decisions))
+    return replace(planned, config=config, plan=plan, found_lr=lr)
+
+
+def _search(
+    planned: PreparedTask,
+    rate: MeasuredRate,
+    rates: RateRange,
+    seeds: int,
+    world: Communicator,
+    notify: Callable[[str], object] | None,
+) -> LrRangeTest:
+    """Measure the curve of each seed, and suggest a rate."""
+    numbers = tuple(planned.plan.seed + number for number in range(seeds))
+    curves = []
+    for seed, of_seed in zip(numbers, _plan_seeds(planned, numbers), strict=True):
+        curves.append(measure_curve(of_seed, rate, rates, world))
+        if notify is not None:
+            notify(_describe(seed, curves[-1], rates))
+    found = suggest_lr(curves)
+    return LrRangeTest(
+        rate.optimizer,
+        rate.option,
+        found.lr,
+        found.spread,
+        found.why,
+        numbers,
+        tuple(found.by_seed),
+        tuple(curves),
+        isinstance(planned.task.model, nn.Module),
+    )
+
+
+def _plan_seeds(planned: PreparedTask, seeds: Sequence[int]) -> Iterator[PreparedTask]:
+    """Yield the task as it is planned with each seed, one after another."""
+    for number, seed in enumerate(seeds):
+        with _warn_once(number):
+            config = planned.config.replace_options({"seed": seed})
+            of_seed = plan_task(planned.task, config, system=planned.system)
+        yield of_seed
+
+
+@contextmanager
+def _warn_once(number: int) -> Iterator[None]:
+    with warnings.catch_warnings():
+        if number:
+            warnings.simplefilter("ignore")
+        yield
+
+
+def _describe(seed: int, curve: RangeCurve, rates: RateRange) -> str:
+    losses = curve.losses
+    steps = f"Range test with seed {seed}: {len(losses)} steps"
+    if len(losses) == rates.steps and math.isfinite(losses[-1]):
+        return f"{steps}, up to a rate of {curve.rates[-1]:.3g}."
+    return f"{steps}, until the loss diverged at a rate of {curve.rates[-1]:.3g}."

@@ -1,0 +1,36 @@
+"""What the page of a run has of the range tests that found its learning rate."""
+
+import pytest
+
+from surestep.reports.range_tests import describe_range_tests, find_range
+
+CURVE = {"rates": [0.01, 0.1], "losses": [2.0, None]}
+EVENT = {"event": "lr_find", "option": "optim.lr", "lr": 0.05, "why": "", "seeds": [3]}
+
+
+def test_last_search_of_a_run_is_shown():
+    events = [{**EVENT, "lr": 1.0, "curves": [CURVE]}, {**EVENT, "curves": [CURVE]}, {"event": "x"}]
+    found = describe_range_tests(events)
+    assert (found["lr"], found["seeds"], found["curves"]) == (0.05, [3], [CURVE])
+    assert describe_range_tests([{"event": "x"}]) is None
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"curves": 3},
+        {"curves": []},
+        {"curves": [{"rates": [], "losses": []}]},
+        {"curves": [{"rates": [0.1], "losses": ["<b>"]}]},
+        {"curves": [{"rates": [-1.0], "losses": [1.0]}]},
+        {"curves": [CURVE], "lr": "fast"},
+        {"curves": [CURVE], "seeds": None},
+    ],
+)
+def test_event_of_another_shape_is_left_out(more):
+    assert describe_range_tests([{**EVENT, **more}]) is None
+
+
+def test_axis_has_no_space_for_losses_that_diverged():
+    assert find_range([[2.0] * 20 + [1.0, 400.0]]) == (1.0, 2.5)
+    assert find_range([[None]]) == (0.0, 1.0)

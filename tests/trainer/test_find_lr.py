@@ -1,0 +1,384 @@
+"""`find_lr()` and optim.lr="find": they measure the user's own steps, and change nothing."""
+
+import random
+import shutil
+from functools import partial
+from importlib import import_module
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+import surestep
+from surestep import errors
+from surestep.trainer import range_test
+
+home = import_module("surestep.trainer.find_lr")
+QUIET = {"progress": "quiet"}
+SHORT = {"seeds": 1, "steps": 20}
+
+
+class Noisy(Dataset):
+    """Samples with noise of a generator that the dataset owns."""
+
+    def __init__(self):
+        self.x = torch.randn(48, 4, generator=torch.Generator().manual_seed(0))
+        self.noise = np.random.default_rng(5)
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        x = self.x[index]
+        return x + 0.01 * float(self.noise.normal()), 5 + x.sum().reshape(1)
+
+
+class Net(nn.Module):
+    """A model with buffers, dropout, a counter, own generators, and draws from all of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 1)
+        )
+        self.calls, self.seen = 0, []
+        self.rng, self.own = random.Random(3), torch.Generator().manual_seed(4)
+
+    def forward(self, x):
+        self.calls += 1
+        self.seen.append(self.calls)
+        shift = self.rng.random() + float(torch.rand((), generator=self.own))
+        return self.layers(x) + 1e-3 * (shift + np.random.normal() + random.gauss(0, 1))
+
+
+def make_task(model=None):
+    torch.manual_seed(0)
+    data = DataLoader(
+        Noisy(), batch_size=8, shuffle=True, generator=torch.Generator().manual_seed(6)
+    )
+    return surestep.Task(Net() if model is None else model, loss="mse", train=data)
+
+
+def make_line(**more):
+    x = torch.randn(48, 4, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    return surestep.Task(nn.Linear(4, 1), loss="mse", train=(x, x.sum(1, keepdim=True)), **more)
+
+
+def config_of(**options):
+    return surestep.Config(max_steps=6, **{"batch_size": 8, "logging": QUIET} | options)
+
+
+def read_all(task):
+    """Return all that the user has: tensors with their memory, attributes, modes, generators."""
+    model, data = task.model, task.train
+    for draw in (random.gauss, np.random.normal):
+        draw(0, 1)  # the second of two gaussians is stored
+    tensors = {
+        name: (value.tolist(), value.data_ptr(), id(value))
+        for name, value in (*model.named_parameters(), *model.named_buffers())
+    }
+    grads = {
+        name: None if value.grad is None else (value.grad.tolist(), id(value.grad))
+        for name, value in model.named_parameters()
+    }
+    return {
+        "tensors": tensors,
+        "grads": grads,
+        "attributes": (model.calls, list(model.seen), id(model.seen)),
+        "modes": [module.training for module in model.modules()],
+        "requires_grad": [parameter.requires_grad for parameter in model.parameters()],
+        "own": (model.rng.getstate(), model.own.get_state().tolist()),
+        "data": (data.dataset.noise.bit_generator.state, data.generator.get_state().tolist()),
+        "torch": torch.get_rng_state().tolist(),
+        "python": random.getstate(),
+        "numpy": repr(np.random.get_state()),
+    }
+
+
+def test_find_lr_changes_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    task = make_task()
+    task.model(torch.ones(2, 4)).sum().backward()  # has gradients, and buffers that moved
+    task.model.layers[3].eval()
+    task.model.layers[0].bias.requires_grad_(False)
+    random.seed(1), np.random.seed(2), torch.manual_seed(3)
+    before = read_all(task)
+    random.seed(1), np.random.seed(2), torch.manual_seed(3)
+    for draw in (random.gauss, np.random.normal):
+        draw(0, 1)
+    found = surestep.find_lr(task, config_of(optim="sgd"), **SHORT)
+    assert len(found.curves[0].losses) > 10
+    state = random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()
+    random.seed(1), np.random.seed(2), torch.manual_seed(3)
+    after = read_all(task)
+    assert state == (after["python"], after["numpy"], after["torch"])
+    assert after == before
+    assert not list(tmp_path.iterdir())
+
+
+def train(task, folder, **options):
+    """Return the weights after training, with the run."""
+    trainer = surestep.Trainer(task, config_of(**options), run=folder)
+    run = trainer.fit()
+    weights = trainer.session.model.state_dict()
+    return {name: value.tolist() for name, value in weights.items()}, run
+
+
+@pytest.mark.parametrize("is_built", [True, False])
+def test_training_after_find_lr_is_bitwise_that_without(tmp_path, is_built):
+    model = None if is_built else Net
+    expected, _ = train(make_task(model), tmp_path / "a")
+    task = make_task(model)
+    found = surestep.find_lr(task, config_of(), **SHORT)
+    assert found.starts_alike is is_built
+    assert train(task, tmp_path / "b")[0] == expected
+
+
+def test_curve_is_that_of_plain_torch():
+    task = make_line()
+    config = config_of(max_grad_norm=None, optim="sgd", schedule={"name": "cosine"})
+    config = config.replace_options({"data.shuffle": False})
+    found = surestep.find_lr(task, config, seeds=1, steps=20, lowest=1e-3, highest=0.1)
+    x, y = task.train
+    model = task.model
+    for number, rate in enumerate(found.curves[0].rates):
+        at = number % 6 * 8
+        loss = nn.functional.mse_loss(model(x[at : at + 8]), y[at : at + 8])
+        assert found.curves[0].losses[number] == pytest.approx(loss.item(), rel=1e-6)
+        assert rate == pytest.approx(1e-3 * 100 ** (number / 19))
+        model.zero_grad()
+        loss.backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= rate * parameter.grad
+
+
+def test_seeds_differ_in_order_and_weights_and_are_those_of_runs(tmp_path):
+    task = surestep.Task(lambda: nn.Linear(4, 1), loss="mse", train=make_line().train)
+    found = surestep.find_lr(task, config_of(seed=7), seeds=2, steps=20)
+    assert found.seeds == (7, 8)
+    first = []
+    for seed in found.seeds:
+        with surestep.prepare(task, config_of(seed=seed), run=tmp_path / str(seed)) as session:
+            first.append(float(next(session.steps()).loss))
+    assert [curve.losses[0] for curve in found.curves] == first
+    assert first[0] != first[1]
+
+
+def rates_of_steps(task, config, monkeypatch, **more):
+    """Return the rate of each group in the second step, and that of the range test."""
+    seen, step = [], range_test._take_step
+
+    def take_step(loop, steps, rate):
+        answer = step(loop, steps, rate)
+        groups = [g for o in loop.state.optimizers.values() for g in o.param_groups]
+        seen.append([group["lr"] for group in groups])
+        return answer
+
+    monkeypatch.setattr(range_test, "_take_step", take_step)
+    found = surestep.find_lr(task, config, **SHORT, **more)
+    return found, found.curves[0].rates[1], seen[1]
+
+
+def test_multiples_follow_the_rate_and_rates_of_groups_stay(monkeypatch):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1))
+    task = surestep.Task(model, loss="mse", train=make_line().train)
+    groups = ["0.* lr=0.1x decay=0", "1.* lr=0.003 decay=0", "2.* decay=0"]
+    config = config_of(optim={"name": "sgd", "groups": groups})
+    _, rate, seen = rates_of_steps(task, config, monkeypatch)
+    assert sorted(seen) == sorted([rate, rate * 0.1, 0.003])
+
+
+@pytest.fixture
+def deep():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1))
+    return surestep.Task(model, loss="mse", train=make_line().train)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "option", "moves"),
+    [("muon", "optim.lr", (True, False)), ("adamw", "optim.adamw_lr", (False, True))],
+)
+def test_rates_of_muon_and_of_its_adamw_are_measured_alone(
+    deep, monkeypatch, optimizer, option, moves
+):
+    config = config_of(optim={"name": "muon", "lr": 0.02, "adamw_lr": 0.004})
+    found, rate, seen = rates_of_steps(deep, config, monkeypatch, optimizer=optimizer)
+    assert found.option == option
+    expected = {rate if moves[0] else 0.02, rate if moves[1] else 0.004}
+    assert set(seen) == expected
+
+
+def test_one_rate_of_muon_and_adamw_is_measured_together(deep, monkeypatch):
+    config = config_of(optim={"name": "muon", "adjust_lr_fn": "match_rms_adamw"})
+    _, rate, seen = rates_of_steps(deep, config, monkeypatch)
+    assert set(seen) == {rate}
+
+
+def step_of_two(manual_step):
+    for name in ("a", "b"):
+        for micro_batch in manual_step.micro_batches(name):
+            (x,), y = micro_batch.args, micro_batch.targets
+            loss = (manual_step.models[name](x) - y).square().mean()
+            manual_step.backward(loss, micro_batch)
+        manual_step.step(name)
+
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 1), nn.Linear(4, 1)
+
+
+def make_two(**optims):
+    optims = {"a": surestep.Optim(name="sgd", lr=0.01), "b": surestep.Optim(lr=0.02)} | optims
+    return surestep.Task(
+        Two,
+        train=make_line().train,
+        step=step_of_two,
+        optimizers=optims,
+        inputs=lambda batch: (batch[0], batch[1]),
+    )
+
+
+def test_one_of_several_optimizers_is_measured_and_others_keep_theirs(monkeypatch):
+    found, rate, seen = rates_of_steps(make_two(), config_of(), monkeypatch, optimizer="b")
+    assert (found.optimizer, found.option) == ("b", "")
+    assert seen == [0.01, 0.01, rate, rate] or set(seen) == {0.01, rate}
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "more", "expected"),
+    [
+        (make_two, {}, {}, "of a and b.*Pass --optimizer a or --optimizer b"),
+        (make_two, {}, {"optimizer": "c"}, "There is no optimizer 'c'"),
+        (lambda: make_two(a=torch.optim.SGD), {}, {"optimizer": "a"}, "made by a function"),
+        (
+            partial(make_line, optimizer=partial(torch.optim.SGD, lr=0.1)),
+            {},
+            {},
+            "brings its own optimizer",
+        ),
+        (make_line, {"optim": "lbfgs"}, {}, "lbfgs is a factor on steps.*optim.lr=1.0"),
+        (make_line, {"optim": "adadelta"}, {}, "adadelta is a factor on steps"),
+        (make_line, {"optim": "rprop"}, {}, "reads its own only in the first step"),
+        (
+            make_line,
+            {"optim": {"groups": ["* lr=0.1"]}},
+            {},
+            "sets the learning rate of every parameter.*lr=10x",
+        ),
+        (make_line, {}, {"steps": 5}, "steps=5 are too few"),
+        (make_line, {}, {"seeds": 0}, "seeds=0 is not a number of range tests"),
+        (make_line, {}, {"lowest": 1, "highest": 0.1}, "not a range of learning rates"),
+    ],
+)
+def test_what_cannot_be_measured_is_a_clear_error(make, options, more, expected):
+    with pytest.raises(errors.ConfigError, match=f"(?s){expected}"):
+        surestep.find_lr(make(), config_of(**options), **more)
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "expected"),
+    [
+        (make_two, {}, r"of a, b.*--optimizer a.*optimizers=\{'a': surestep.Optim"),
+        (make_line, {"optim.name": "rprop"}, "reads its own only in the first step"),
+        (make_line, {"optim.name": "lbfgs"}, "is a factor on steps"),
+        (
+            partial(make_line, optimizer=partial(torch.optim.SGD, lr=0.1)),
+            {},
+            "the Task brings its own optimizer",
+        ),
+    ],
+)
+def test_find_is_rejected_where_there_is_no_one_rate(tmp_path, make, options, expected):
+    config = config_of().replace_options({"optim.lr": "find"} | options)
+    with pytest.raises(errors.ConfigError, match=f"(?s){expected}"):
+        surestep.prepare(make(), config, run=tmp_path / "r")
+    assert not list(tmp_path.glob("r/*"))
+
+
+def test_run_ends_before_its_first_step_if_the_curves_say_nothing(tmp_path):
+    task = surestep.Task(
+        nn.Linear(4, 1), loss=lambda x, y: 0 * (x - y).square().mean(), train=make_line().train
+    )
+    before = task.model.weight.tolist()
+    config = config_of(optim={"name": "sgd", "lr": "find"})
+    with pytest.raises(
+        errors.ConfigError, match=r"found no learning rate, since the curves.*optim.lr=0.001"
+    ):
+        surestep.prepare(task, config, run=tmp_path / "r")
+    assert task.model.weight.tolist() == before
+    assert not list(tmp_path.glob("r/*"))
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory):
+    """A run with optim.lr="find"."""
+    folder = tmp_path_factory.mktemp("searched")
+    return train(make_task(), folder / "r", optim={"name": "sgd", "lr": "find"})
+
+
+def test_run_with_find_is_bitwise_that_with_the_number(searched, tmp_path):
+    weights, run = searched
+    lr = run.config["config"]["optim.lr"]
+    assert run.config["lr_find"] == lr
+    assert weights == train(make_task(), tmp_path / "r", optim={"name": "sgd", "lr": lr})[0]
+    (event,) = [event for event in run.events() if event["event"] == "lr_find"]
+    assert event["lr"] == lr
+    assert len(event["curves"]) == home.SEEDS
+
+
+def no_search(*_):
+    raise AssertionError("a resume must not search again")
+
+
+def test_resume_uses_the_number_and_does_not_search(searched, tmp_path, monkeypatch):
+    run = searched[1]
+    shutil.copytree(run.path, tmp_path / "r")
+    monkeypatch.setattr(home, "_search", no_search)
+    for lr in ("find", run.config["lr_find"], "find"):
+        config = config_of(optim={"name": "sgd", "lr": lr})
+        with surestep.prepare(make_task(), config, run=tmp_path / "r") as session:
+            assert session.finished
+            assert session.optimizer.param_groups[0]["lr"] == run.config["lr_find"]
+        assert session.run.config["lr_find"] == run.config["lr_find"]
+
+
+def test_run_with_a_typed_rate_does_not_resume_with_find(tmp_path):
+    train(make_line(), tmp_path / "r", optim={"name": "sgd", "lr": 0.01})
+    with pytest.raises(errors.RunError, match=r"optim.lr=0.01, which no range test found"):
+        train(make_line(), tmp_path / "r", optim={"name": "sgd", "lr": "find"})
+
+
+def test_find_does_not_start_from_a_checkpoint(searched, tmp_path):
+    config = config_of(optim={"name": "sgd", "lr": "find"})
+    with pytest.raises(errors.ConfigError, match=r"--from .*Set a number"):
+        surestep.prepare(make_task(), config, run=tmp_path / "r", from_=f"{searched[1].path}@last")
+
+
+@pytest.mark.parametrize("which", ["before", "during"])
+def test_search_that_was_interrupted_leaves_nothing_and_starts_again(
+    tmp_path, monkeypatch, which, searched
+):
+    step, calls = home.measure_curve, []
+
+    def interrupt(*words):
+        calls.append(1)
+        if which == "during":
+            step(*words)
+        raise KeyboardInterrupt
+
+    task, config = make_task(), config_of(optim={"name": "sgd", "lr": "find"})
+    before = [parameter.tolist() for parameter in task.model.parameters()]
+    monkeypatch.setattr(home, "measure_curve", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        surestep.prepare(task, config, run=tmp_path / "r")
+    assert calls
+    assert not list(tmp_path.glob("r/*"))
+    assert [parameter.tolist() for parameter in task.model.parameters()] == before
