@@ -12,10 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from surestep.engine import private
 from surestep.engine.distributed.shards import to_local
+from surestep.engine.model.compile import DispatchMode
 
 _NODES = 200_000  # at most: a second
 _MODEL = "(itself)"  # the module that has no name
+
+
+class StoredInHooksError(RuntimeError):
+    """What a graph stores is not known: hooks compute it, and the release of torch hides them."""
 
 
 class StorageCounter:
@@ -97,23 +103,49 @@ class GraphCounter:
 
 
 def _list_saved(node: Any) -> Iterator[Tensor]:
-    """Yield what a node stores, as it is stored: reading it may compute nothing.
+    """Yield what a node stores, as it is stored: reading it computes nothing.
 
     A node of activation checkpointing has nothing until its block is recomputed. The inputs of the
     block are in its hook.
     """
-    packed = [getattr(node, name) for name in dir(node) if name.startswith("_raw_saved_")]
-    packed += getattr(node, "__dict__", {}).values()  # of a torch.autograd.Function
+    packed = [*getattr(node, "__dict__", {}).values()]  # of a torch.autograd.Function
+    if private.saved_tensor_data is None:
+        packed += _read_saved(node)
+    else:
+        packed += [getattr(node, name) for name in dir(node) if name.startswith("_raw_saved_")]
     while packed:
         value = packed.pop()
         if isinstance(value, Tensor):
             yield value
         elif isinstance(value, (list, tuple)):
             packed += value
-        elif hook := getattr(value, "unpack_hook", None):
-            for cell in getattr(hook, "__closure__", None) or ():
-                held = vars(cell.cell_contents) if hasattr(cell.cell_contents, "__dict__") else {}
-                packed += held.get("saved_args", ())
-            packed.append(value.data)
-        elif hasattr(value, "unpack_hook"):  # None if it was freed
-            packed.append(value.data)
+        elif hasattr(value, "unpack_hook"):
+            for cell in getattr(value.unpack_hook, "__closure__", None) or ():
+                packed += getattr(cell.cell_contents, "saved_args", ())
+            packed.append(value.data)  # None if it was freed
+
+
+def _read_saved(node: Any) -> Iterator[Any]:
+    """Yield what a node stores, in a release of torch that shows it only as the backward reads it.
+
+    Raises:
+        StoredInHooksError: a hook would compute it, as in activation checkpointing.
+    """
+    for name in dir(node):
+        if name.startswith("_saved_") or name == "saved_tensors":
+            try:
+                with _NoOperations():
+                    yield getattr(node, name)
+            except StoredInHooksError:
+                raise
+            except RuntimeError:  # it was freed
+                continue
+
+
+class _NoOperations(DispatchMode):
+    """Rejects every operation, except that by which autograd returns what it stores."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.ops.aten.detach.default:
+            raise StoredInHooksError("this release of torch does not show what hooks store")
+        return func(*args, **(kwargs or {}))
