@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from surestep.engine.profile.step_memory import KINDS
 from surestep.recipes.load import load
 from surestep.trainer.planning import plan_task
 from tests import tiny
@@ -158,18 +159,21 @@ def test_parameters_are_counted_by_module(surestep, recipe):
 
 def test_plan_shows_memory_with_measured_activations(surestep, recipe):
     found = surestep("plan", recipe(), "--task.hidden", "1000")
-    assert "weights buffers gradients optimizer average activations" in found.out
-    # For 8 samples, tanh saves its 1,000 outputs, cross-entropy 3 log-probabilities and a weight.
-    assert 8 * 1003 * 4 + 4 == 32_100
-    assert " 31.3 KiB 0 B 31.3 KiB 62.5 KiB 0 B 31.3 KiB " in found.out
+    assert " 1 Tanh 0 0 31.2 KiB " in found.out  # for 8 samples, 1,000 outputs
+    assert "Memory at the peak of a step with micro-batches of 8" in found.out
+    assert " weights 31.3 KiB " in found.out
     words = ("--json", "--task.hidden", "1000")
     takes = json.loads(surestep("plan", recipe(), *words).out)["footprint"]
-    assert takes["activations"] == takes["activations_without"] == 32_100
+    kinds = [takes[kind] for kind in KINDS]
+    assert sum(kinds) == takes["peak"]
+    assert sum(takes["by_module"].values()) == takes["kept"]
+    assert takes["optimizer"] == 2 * takes["weights"] + 4 * 4
+    assert (takes["not_known"], takes["kept_without_checkpointing"]) == ("", None)
 
 
 def test_plan_shows_activations_with_and_without_checkpointing(surestep, recipe):
     words = ("--task.hidden", "1000", "--activation-checkpointing", "1")
-    assert "Without activation checkpointing the activations would take 31.3 KiB." in (
+    assert "Without activation checkpointing the activations would take 31.4 KiB." in (
         surestep("plan", recipe(), *words).out
     )
 
@@ -184,13 +188,12 @@ def task():
 """
 
 
-def test_memory_of_a_custom_optimizer_is_shown_as_not_known(surestep, recipe):
+def test_memory_of_a_custom_optimizer_is_traced(surestep, recipe):
     found = surestep("plan", recipe(OWN))
     assert found.code == 0
-    assert " 60 B 0 B 60 B not known 0 B 484 B " in found.out
     assert "Learning rate" not in found.out
     found = json.loads(surestep("plan", "mine.py", "--json").out)
-    assert (found["rates"], found["footprint"]["optimizer"]) == (None, None)
+    assert (found["rates"], found["footprint"]["optimizer"]) == (None, 60 + 2 * 4)
 
 
 def test_plan_leaves_no_files(surestep, recipe, folder):
@@ -212,7 +215,9 @@ def test_plan_succeeds_if_the_forward_fails(surestep, recipe):
     assert tiny.FEATURES == 4
     found = surestep("plan", recipe(text))
     assert found.code == 0
-    assert "The activations are not known: the first batch fails: ZeroDivisionError" in found.out
+    assert "The memory of a step is not known: the first batch fails: ZeroDivisionErr" in found.out
+    assert " optimizer not known " in found.out
+    assert surestep("plan", "mine.py", "--memory", "1GB").code == 0
 
 
 def test_plan_for_more_ranks_shows_the_memory_of_each_rank(surestep, recipe):
@@ -242,9 +247,88 @@ def test_plan_for_ranks_builds_a_shipped_recipe_on_the_meta_device(surestep):
         "full",
         "--task.width",
         "8",
+        "--task.layers",
+        "1",
     )
     assert found.code == 0
-    assert "The activations are not known: parallel.meta_init built the shapes" in found.out
+    assert " blocks Sequential " in found.out
+    assert "not known" not in found.out
+
+
+def test_plan_finds_the_largest_micro_batch_that_fits_into_a_memory(surestep, recipe):
+    words = ("--task.hidden", "1000", "--json")
+    of_five = json.loads(surestep("plan", recipe(), *words, "--micro-batch-size", "5").out)
+    limit = of_five["footprint"]["peak"]
+    found = json.loads(surestep("plan", "mine.py", *words, "--memory", f"{limit}B").out)["fits"]
+    assert found == [{"strategy": "single", "micro_batch_size": 5, "peak": limit}]
+    shown = surestep("plan", "mine.py", "--task.hidden", "1000", "--memory", "1GB").out
+    assert "Largest micro-batch that fits into 953.7 MiB, of a batch of 8" in shown
+    assert " single (chosen) 8 " in shown
+
+
+def test_plan_for_a_device_that_is_not_here(surestep, recipe):
+    words = ("--device", "cuda", "--memory", "24GB", "--json")
+    found = surestep("plan", recipe(), *words, "--ranks", "4")
+    assert found.code == 0, found.err
+    report = json.loads(found.out)
+    assert {each["option"]: each["value"] for each in report["decisions"]}["device"] == "cuda:0"
+    takes = report["footprint"]
+    assert takes["weights"] % 512 == 0  # the caching allocator's blocks
+    assert takes["workspace"] == 2 * 8_519_680  # cuBLAS
+    assert any("no CUDA device here" in note for note in takes["notes"])
+    assert [fit["strategy"] for fit in report["fits"]][:2] == ["ddp", "fsdp full"]
+    assert all(fit["micro_batch_size"] == 2 for fit in report["fits"])
+
+
+def test_plan_says_what_to_type_if_not_even_one_sample_fits(surestep, recipe):
+    found = surestep("plan", recipe(), "--memory", "1KB", "--precision", "bf16")
+    assert found.code == 0
+    assert "Not even 1 sample fits: it takes" in found.out
+    assert "Set --activation-checkpointing True or --ranks 8 --parallel.shard full." in found.out
+
+
+@pytest.mark.parametrize(
+    ("memory", "said"),
+    [
+        ("24", "--memory 24 has no unit. Write --memory 24GB."),
+        ("0GB", "--memory 0GB leaves no memory. Write an amount above 0, such as 24GB."),
+        ("0", "--memory 0 leaves no memory."),
+        ("-3GB", "--memory -3GB leaves no memory."),
+        ("lots", "--memory 'lots' is not an amount of memory. Write a number with a unit, such as"),
+        ("GB", "--memory 'GB' is not an amount of memory."),
+    ],
+)
+def test_invalid_memory_is_rejected(surestep, recipe, memory, said):
+    found = surestep("plan", recipe(), f"--memory={memory}")
+    assert (found.code, found.out) == (2, "")
+    assert said in found.err
+
+
+def test_unknown_device_is_rejected(surestep, recipe):
+    found = surestep("plan", recipe(), "--memory", "24GB", "--device", "tpu")
+    assert found.code == 2
+    assert "device='tpu' is not available" in found.err
+
+
+NO_DATA = f"""{HEAD}
+config = surestep.Config(max_steps=4)
+
+def step(manual_step):
+    for micro_batch in manual_step.micro_batches():
+        manual_step.backward(manual_step.model(torch.ones(2, 4)).sum(), micro_batch)
+    manual_step.step("0")
+
+def task():
+    return surestep.Task(
+        model=lambda: nn.Sequential(nn.Linear(4, 3)), step=step, train=None,
+        optimizers={{"0": surestep.Optim(lr=0.1)}})
+"""
+
+
+def test_a_task_without_data_has_one_size(surestep, recipe):
+    found = surestep("plan", recipe(NO_DATA), "--memory", "24GB")
+    assert found.code == 0, found.err
+    assert "There is no other size of a micro-batch: the task has no training data" in found.out
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,8 @@ from torch import Tensor, nn
 
 import surestep
 from surestep.base.errors import ConfigError
-from surestep.engine.data.batch_loader import make_loader
-from surestep.engine.model.precision import torch_settings
-from surestep.engine.profile.activation_memory import measure_activations
-from surestep.trainer.memory import measure_task_activations
+from surestep.engine.profile.step_memory import StepMemory
+from surestep.trainer.memory import estimate_step
 from surestep.trainer.planning import PreparedTask, plan_task
 from tests.laws.support.plain import distance
 from tests.laws.support.tasks import assert_same, rows, session_of, snapshot
@@ -78,12 +76,8 @@ def planned(model: nn.Module, **options: Any) -> PreparedTask:
     return plan_task(task, surestep.Config(**OPTIONS | options))
 
 
-def measured(model: nn.Module, **options: Any) -> Any:
-    found = planned(model, **options)
-    parts = {"task": found.task, "loss": found.loss, "plan": found.plan}
-    training = make_loader(found.task.train, "train", training=True, **parts)
-    with torch_settings(found.plan):
-        return measure_activations(found.model, training, found.plan)
+def measured(model: nn.Module, **options: Any) -> StepMemory:
+    return estimate_step(planned(model, **options))
 
 
 def check_recomputed(folder: Folder, choice: str) -> None:
@@ -118,8 +112,6 @@ def test_activation_memory_with_recomputation_is_measured():
         for setting in ("on", "every 2", "off")
     ]
     assert kept[0] < kept[1] < kept[2]
-    found = measured(Net(), activation_checkpointing="on")
-    assert found.without == kept[2]
 
 
 def test_measuring_memory_changes_nothing():
@@ -132,10 +124,13 @@ def test_measuring_memory_changes_nothing():
 
 
 def test_measured_activations_of_a_linear_layer_are_what_autograd_saves():
-    """Autograd saves the input of a linear layer, here the batch, and the output of ReLU."""
+    """Autograd saves the output of ReLU; the output of the model and the loss are kept too."""
     model = nn.Sequential(nn.Linear(10, 40), nn.ReLU(), nn.Linear(40, 3))
-    log_softmax = 16 * 3 * 4  # saved by cross-entropy, with its total weight
-    assert measured(model).kept == 16 * 40 * 4 + log_softmax + 4
+    log_softmax = 16 * 3 * 4  # saved by cross-entropy
+    found = measured(model)
+    scalars = 3 * 4  # its total weight, its value and its sum over the batch
+    expected = {"1": 16 * 40 * 4, "2": 16 * 3 * 4, "loss": log_softmax + scalars}
+    assert found.by_module == expected
 
 
 @pytest.mark.parametrize(
@@ -174,8 +169,8 @@ def test_attention_of_a_recomputed_block_uses_the_requested_backend(folder, back
 def test_activation_memory_is_measured_with_a_teacher():
     loss, teacher = surestep.losses.distillation(), nn.Linear(10, 3)
     task = surestep.Task(nn.Linear(10, 3), loss, rows(64), teacher=teacher)
-    found = measure_task_activations(plan_task(task, surestep.Config(**OPTIONS)))
-    assert not isinstance(found, str), found
+    found = estimate_step(plan_task(task, surestep.Config(**OPTIONS)))
+    assert not found.not_known
     assert found.kept > 0
     assert teacher.training
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from surestep.engine.batch import tensor_bytes
-from surestep.engine.profile.memory_estimate import (
-    MemoryEstimate,
+from surestep.engine.profile.rank_memory import (
     RankMemory,
     estimate_rank_memory,
 )
+from surestep.engine.profile.step_memory import StepMemory
 from tests.multi_rank.cases import task
 from tests.multi_rank.strategies import MEASURED, WAYS
 from tests.multi_rank.torchrun import results_of
@@ -33,7 +33,7 @@ def compared(folder: Path, way: str, called: str, count: int) -> tuple[dict[str,
     first = results_of(folder, count)[0]
     model = task().build_model()
     size = tensor_bytes(model.parameters())
-    takes = MemoryEstimate([], 0, 0, size, 0, size, 2 * size, 0)
+    takes = StepMemory(1, size, 0, 0, 2 * size, 0)
     how = {"blocks": [], "ranks": count, "local": 2, "precision": "fp32"}
     told = {each.strategy: each for each in estimate_rank_memory(model, takes, **how)}[called]
     return first[way, *MEASURED]["shown"]["bytes"], told

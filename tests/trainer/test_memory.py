@@ -9,6 +9,7 @@ from torch import nn
 
 from surestep.base.errors import ConfigError
 from surestep.engine.profile.step_memory import KINDS, StepMemory
+from surestep.engine.profile.workspace import describe_call, measure_workspace
 from surestep.trainer import memory
 from surestep.trainer.memory import (
     estimate_evaluation,
@@ -125,9 +126,6 @@ def test_the_largest_batch_of_an_evaluation_is_the_last_that_fits():
 
 @pytest.mark.parametrize("most", [1, 2, 7, 64, 1000])
 def test_the_largest_size_is_found_for_any_growth(most):
-    def measured(peak: int) -> StepMemory:
-        return StepMemory(1, peak, 0, 0, 0, 0)
-
     for growth in (
         lambda size: 100 + 7 * size,
         lambda size: max(500, 11 * size),
@@ -136,8 +134,38 @@ def test_the_largest_size_is_found_for_any_growth(most):
     ):
         for limit in (0, 99, 107, 500, 1000, 5000, 10**9):
             fits = [size for size in range(1, most + 1) if growth(size) <= limit]
-            found = find_largest(lambda size, grow=growth: measured(grow(size)), most, limit)
+            found = find_largest(growth, most, limit)
             assert found == max(fits, default=0)
+
+
+def test_the_largest_of_the_first_batches_is_traced():
+    samples = [(torch.zeros(length, 4), 0) for length in (1, 3, 9, 2, 4, 1, 1, 1)]
+
+    def padded(chosen):
+        longest = max(len(x) for x, _ in chosen)
+        rows = [nn.functional.pad(x, (0, 0, 0, longest - len(x))) for x, _ in chosen]
+        return torch.stack(rows), torch.tensor([y for _, y in chosen])
+
+    class Mean(nn.Linear):
+        def forward(self, x):
+            return super().forward(x.mean(1))
+
+    parts = {"model": Mean(4, 3), "train": samples, "collate_fn": padded}
+    planned = tiny.plan(parts, batch_size=2, data={"shuffle": False})
+    assert estimate_step(planned).inputs == 2 * (9 * 4 * 4 + 8)
+
+
+@pytest.mark.parametrize("small", [0, 10**6], ids=["fake", "real"])
+def test_what_a_convolution_has_inside_is_counted(monkeypatch, small):
+    monkeypatch.setattr(memory, "_SMALL", small)
+    net = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.Flatten(), nn.Linear(16 * 64, 3))
+    x, y = torch.randn(16, 16, 8, 8), torch.zeros(16, dtype=torch.long)
+    found = estimate_step(tiny.plan({"model": net, "train": (x, y)}))
+    options = ([16], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [False, True, True])
+    call = describe_call(
+        torch.ops.aten.convolution_backward.default, (x[:8], x[:8], net[0].weight, *options)
+    )
+    assert found.workspace == measure_workspace(call) > 0
 
 
 def test_a_model_that_reads_values_is_traced_with_real_tensors(monkeypatch):

@@ -11,6 +11,8 @@ import tyro
 from surestep.base.errors import ConfigError
 from surestep.cli.options import CommandOptions, read_command_line
 from surestep.cli.plot_schedule import check_plot_path
+from surestep.config.byte_size import parse_bytes
+from surestep.config.duration import parse_number
 from surestep.engine.distributed.launcher_env import LaunchInfo
 
 
@@ -24,6 +26,8 @@ class Options(CommandOptions):
         plot: Plot the learning-rate schedule to this file.
         ranks: Plan for this number of processes, and show the memory of each.
         local_ranks: Processes per machine, with --ranks; the default is 8, or all if fewer.
+        memory: Find the largest micro-batch that fits into this memory of a device, which need not
+            be here; such as 24GB.
     """
 
     json: bool = False
@@ -31,12 +35,14 @@ class Options(CommandOptions):
     plot: Annotated[str | None, tyro.conf.arg(metavar="FILE.png")] = None
     ranks: int | None = None
     local_ranks: int | None = None
+    memory: str | None = None
 
     def check(self) -> None:
         """Check the values, and that they fit each other."""
         if self.plot is not None:
             check_plot_path(Path(self.plot))
         imagined_launch(self.ranks, self.local_ranks)
+        parse_memory(self.memory)
 
 
 def run(words: list[str]) -> int:
@@ -45,7 +51,31 @@ def run(words: list[str]) -> int:
     from surestep.cli.plan_report import print_plan  # torch is imported once all is checked
 
     launched = imagined_launch(own.ranks, own.local_ranks)
-    return print_plan(call, launched, plot=own.plot, shows_all=own.all, as_json=own.json)
+    limit = parse_memory(own.memory)
+    return print_plan(call, launched, limit, plot=own.plot, shows_all=own.all, as_json=own.json)
+
+
+def parse_memory(text: str | None) -> int | None:
+    """Return the bytes of --memory; None if it is not set.
+
+    Raises:
+        ConfigError: it is not an amount with a unit, or not above 0.
+    """
+    if text is None:
+        return None
+    amount, number = parse_bytes(text.removeprefix("-")), parse_number(text.removeprefix("-"))
+    if amount is None and number is None:
+        raise ConfigError(
+            f"--memory {text!r} is not an amount of memory. Write a number with a unit, such as "
+            "24GB or 512MiB."
+        )
+    if text.startswith("-") or not (amount or number) or (amount is not None and amount < 1):
+        raise ConfigError(
+            f"--memory {text} leaves no memory. Write an amount above 0, such as 24GB."
+        )
+    if amount is None:
+        raise ConfigError(f"--memory {text} has no unit. Write --memory {text}GB.")
+    return int(amount)
 
 
 def imagined_launch(ranks: int | None, local: int | None) -> LaunchInfo | None:

@@ -15,17 +15,24 @@ from surestep.cli.plot_schedule import plot_schedule
 from surestep.config.optim import FIND
 from surestep.engine.distributed.launcher_env import LaunchInfo
 from surestep.engine.model.layers import layers_of
-from surestep.engine.optim.freezing import freeze_permanent
 from surestep.engine.optim.multi import arrange_groups
 from surestep.engine.optim.param_groups import ParameterGroup, make_param_groups
 from surestep.engine.plan.plan import HIDDEN, Plan
 from surestep.engine.plan.system import read_system
-from surestep.engine.profile.memory_estimate import MemoryEstimate, RankMemory, estimate_memory
+from surestep.engine.profile.rank_memory import RankMemory
+from surestep.engine.profile.step_memory import KINDS, STATE, StepMemory
 from surestep.engine.schedule.lr import lr_summary
 from surestep.recipes.load import RecipeCall
 from surestep.record.io import dumps
 from surestep.record.pretrained import load_init_weights
-from surestep.trainer.memory import estimate_memory_per_rank, measure_task_activations
+from surestep.trainer.memory_plan import (
+    Fit,
+    MemoryReport,
+    ModuleMemory,
+    imagine_device,
+    plan_without_weights,
+    report_memory,
+)
 from surestep.trainer.planning import PreparedTask, plan_task
 
 FOR_GOOD = "for good"
@@ -34,6 +41,7 @@ FOR_GOOD = "for good"
 def print_plan(
     call: RecipeCall,
     launched: LaunchInfo | None,
+    limit: int | None,
     *,
     plot: str | None,
     shows_all: bool,
@@ -41,20 +49,21 @@ def print_plan(
 ) -> int:
     """Print the Plan; return the exit code.
 
-    `launched` are the processes of --ranks, planned without loading initial weights; None is this
-    machine.
+    `launched` are the processes of --ranks, and `limit` the bytes of --memory. Both are planned
+    without loading initial weights; None is this machine.
     """
-    task, system = call.task(), read_system()
+    system = read_system()
+    if limit is not None:
+        system = imagine_device(system, call.config, limit)
+    task = call.task(system)
     if launched is not None:
         system = replace(system, launched=launched)
-    planned = plan_task(task, call.config, origin=call.origin, system=system)
-    init = load_init_weights(planned.model, planned.task.init) if launched is None else None
+    is_here = launched is None and limit is None
+    make = plan_task if limit is None else plan_without_weights
+    planned = make(task, call.config, origin=call.origin, system=system)
+    init = load_init_weights(planned.model, planned.task.init) if is_here else None
     plan, groups = planned.plan, _collect_param_groups(planned)
-    with freeze_permanent(planned.model, groups):
-        activations = measure_task_activations(planned)
-        known = None if isinstance(activations, str) else activations
-        memory = estimate_memory(planned.model, plan, known)
-    ranks = [] if launched is None else estimate_memory_per_rank(planned, memory)
+    memory = report_memory(planned, launched, limit)
     group_rows, layers = _group_rows(groups, planned.model), _layer_rows(planned.model, plan)
     rates = None
     if plan.optim_lr is not None:
@@ -64,8 +73,7 @@ def print_plan(
         print_escaped(f"Drawn: {plot}", file=sys.stderr)
     if as_json:
         decisions = [decision._asdict() for decision in plan.decisions]
-        report = {"decisions": decisions, "rates": rates, "footprint": asdict(memory)}
-        report["ranks"] = [{**asdict(rank), "total": rank.total} for rank in ranks]
+        report: dict[str, Any] = {"decisions": decisions, "rates": rates, **memory.as_dict()}
         report |= {} if init is None else {"init": asdict(init)}
         print_json(dumps({**report, "groups": group_rows, "layers": layers}, indent=1))
         return 0
@@ -77,11 +85,7 @@ def print_plan(
         numbers = [show.format_number(value) for value in rates.values()]
         show.print_table("Learning rate", rates, [numbers])
     _print_groups(group_rows, layers, FIND if call.config.optim.lr == FIND else "its own")
-    _print_memory(memory)
-    if launched is not None:
-        _print_ranks(ranks, plan, launched)
-    if isinstance(activations, str):
-        print_escaped(f"The activations are not known: {activations}.")
+    _print_memory(memory, plan, launched, limit)
     return 0
 
 
@@ -193,30 +197,90 @@ def _format_rate(lr: float | None, multiple: float | None, name: str) -> str:
     return name if multiple == 1 else f"{show.format_number(multiple)} x {name}"
 
 
-def _print_memory(memory: MemoryEstimate) -> None:
-    rows = [
-        (name, kind, f"{count:,}", f"{trained:,}") for name, kind, count, trained in memory.modules
+def _print_memory(
+    report: MemoryReport, plan: Plan, launched: LaunchInfo | None, limit: int | None
+) -> None:
+    traced = report.traced
+    _print_step(report.modules, traced)
+    if report.without is not None:
+        size = format_bytes(report.without)
+        print_escaped(f"Without activation checkpointing the activations would take {size}.")
+    if traced.attention:
+        print_escaped(f"Attention is computed by: {', '.join(traced.attention)}.")
+    for note in traced.notes:
+        print_escaped(note)
+    if launched is not None:
+        _print_ranks(report.ranks, plan, launched)
+    if traced.not_known:
+        print_escaped(f"The memory of a step is not known: {traced.not_known}.")
+    elif isinstance(report.fits, str):
+        print_escaped(f"There is no other size of a micro-batch: {report.fits}.")
+    elif limit is not None:
+        _print_fits(report.fits, limit, plan)
+
+
+def _print_step(modules: list[ModuleMemory], memory: StepMemory) -> None:
+    known = not memory.not_known
+    rows = []
+    for row in modules:
+        counts = f"{row.parameters:,}", f"{row.trained:,}"
+        rows.append((row.name, row.kind, *counts, format_bytes(row.activations)))
+    parameters, trained = sum(r.parameters for r in modules), sum(r.trained for r in modules)
+    kept = format_bytes(memory.kept if known else None)
+    rows.append(("in all", "", f"{parameters:,}", f"{trained:,}", kept))
+    columns = ("module", "type", "parameters", "trained", "activations")
+    show.print_table("Parameters, and activations of a micro-batch", columns, rows)
+    cells = [
+        (name, format_bytes(size))
+        for name in (KINDS if known else STATE)
+        if (size := getattr(memory, name)) != 0
     ]
-    rows.append(("in all", "", f"{memory.parameters:,}", f"{memory.trained:,}"))
-    show.print_table("Parameters", ("module", "type", "parameters", "trained"), rows)
-    kinds = ("weights", "buffers", "gradients", "optimizer", "average", "activations")
-    show.print_table("Memory", kinds, [[format_bytes(getattr(memory, kind)) for kind in kinds]])
-    if memory.activations != memory.activations_without:
-        saved = format_bytes(memory.activations_without)
-        print_escaped(f"Without activation checkpointing the activations would take {saved}.")
-    if memory.attention:
-        print_escaped(f"Attention is computed by: {', '.join(memory.attention)}.")
+    title = "Memory"
+    if known:
+        title += f" at the peak of a step with micro-batches of {memory.micro_batch_size}"
+        cells.append(("in all", format_bytes(memory.peak)))
+    show.print_table(title, ("what", "size"), cells)
 
 
 def _print_ranks(ranks: list[RankMemory], plan: Plan, launched: LaunchInfo) -> None:
-    kinds = ("weights", "gradients", "optimizer", "average", "passing", "activations", "total")
-    chosen = " ".join(filter(None, (plan.parallel_strategy, plan.parallel_shard)))
+    kinds = ("weights", "gradients", "optimizer", "average", "passing", "step", "total")
     rows = [
-        [
-            f"{rank.strategy} (chosen)" if rank.strategy == chosen else rank.strategy,
-            *(format_bytes(getattr(rank, kind)) for kind in kinds),
-        ]
+        [_mark_chosen(rank.strategy, plan), *(format_bytes(getattr(rank, kind)) for kind in kinds)]
         for rank in ranks
     ]
     title = f"Memory on each of {launched.size} ranks, {launched.local_size} on a machine"
     show.print_table(title, ("strategy", *kinds), rows)
+
+
+def _mark_chosen(strategy: str, plan: Plan) -> str:
+    chosen = " ".join(filter(None, (plan.parallel_strategy, plan.parallel_shard)))
+    return f"{strategy} (chosen)" if strategy == chosen else strategy
+
+
+def _print_fits(fits: list[Fit], limit: int, plan: Plan) -> None:
+    share = plan.batch_size // plan.parallel_ranks
+    rows = [
+        [
+            _mark_chosen(fit.strategy, plan),
+            str(fit.micro_batch_size) if fit.micro_batch_size else "none",
+            format_bytes(fit.peak),
+        ]
+        for fit in fits
+    ]
+    title = f"Largest micro-batch that fits into {format_bytes(limit)}, of a batch of {share}"
+    show.print_table(title, ("strategy", "micro_batch_size", "peak"), rows)
+    if not any(fit.micro_batch_size for fit in fits):
+        least = format_bytes(min(fit.peak for fit in fits))
+        print_escaped(f"Not even 1 sample fits: it takes {least}. Set {_list_remedies(plan)}.")
+
+
+def _list_remedies(plan: Plan) -> str:
+    """Return what makes a step smaller, to type."""
+    remedies = []
+    if plan.activation_checkpointing == "off":
+        remedies.append("--activation-checkpointing True")
+    if plan.precision not in ("bf16", "fp16"):
+        remedies.append("--precision bf16")
+    if plan.parallel_ranks == 1:
+        remedies.append("--ranks 8 --parallel.shard full")
+    return " or ".join(remedies) or "a larger --ranks"

@@ -1,7 +1,8 @@
 """The memory that a task takes: its real step is traced, with tensors that have no memory."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from itertools import islice
 from typing import Any, TypeVar
 
 import torch
@@ -13,12 +14,15 @@ from surestep.engine.allocator import machine_memory
 from surestep.engine.batch import (
     Batch,
     MicroBatch,
+    describe_shapes,
     flatten_tensors,
     map_tensors,
+    only_element,
     sum_part_items,
     tensor_bytes,
 )
-from surestep.engine.data.batch_loader import make_loader
+from surestep.engine.data.batch_loader import FIRST_BATCHES, BatchLoader, make_loader
+from surestep.engine.data.batched import NoData
 from surestep.engine.data.dataset import count_samples
 from surestep.engine.distributed.communicator import ALONE
 from surestep.engine.evaluate.evaluate import eval_mode
@@ -28,18 +32,16 @@ from surestep.engine.model.activation_checkpointing import activation_checkpoint
 from surestep.engine.model.attributes import preserve_attributes
 from surestep.engine.model.precision import torch_settings
 from surestep.engine.modes import preserve_modes
+from surestep.engine.optim.freezing import freeze_permanent
+from surestep.engine.optim.param_groups import make_param_groups
 from surestep.engine.optim.state_size import state_bytes
 from surestep.engine.parallel.guards import HostGuard
 from surestep.engine.parallel.wrap_policy import select_wrap_units
-from surestep.engine.profile.activation_memory import ActivationMemory, measure_activations
-from surestep.engine.profile.memory_estimate import (
-    MemoryEstimate,
-    RankMemory,
-    estimate_rank_memory,
-)
+from surestep.engine.profile.rank_memory import RankMemory, estimate_rank_memory
 from surestep.engine.profile.stand_ins import StandIns, copied_tensors, fake_tensors
-from surestep.engine.profile.step_memory import KINDS, StepMemory
+from surestep.engine.profile.step_memory import KINDS, PASSING, StepMemory
 from surestep.engine.profile.step_trace import LOSS, StepTrace
+from surestep.engine.profile.traced_functions import AttentionRecorder, CudaFunctions
 from surestep.engine.rng import preserve_torch_rng
 from surestep.engine.state.state import trainable_parameters
 from surestep.engine.step.train_step import StepContext, train_step
@@ -47,8 +49,11 @@ from surestep.trainer.build import make_step_context
 from surestep.trainer.planning import PreparedTask
 
 _CPU = torch.device("cpu")
-_TRACED = 2  # micro-batches of a step: the first one, and one that adds to its gradients
 _CUDA_BLOCK = 512  # bytes; torch's caching allocator rounds to multiples of them
+# cuBLAS has 8,519,680 bytes for each thread that multiplies: of the forward, and of the backward.
+# Source: https://docs.nvidia.com/cuda/cublas/#cublassetworkspace, CUBLAS_WORKSPACE_CONFIG
+_CUBLAS = 2 * (4096 * 2 + 16 * 8) * 1024
+_NO_CUDNN = "cuDNN's workspace and the CUDA context are not counted: they depend on the GPU."
 
 
 _SMALL = 1_000_000  # parameters of a model that is traced with real tensors
@@ -78,11 +83,16 @@ def find_largest_micro_batch(planned: PreparedTask, limit: int) -> int:
     It is at most this rank's share of a batch; 0 if not even one sample fits.
 
     Raises:
-        ConfigError: the memory of a step is not known.
+        ConfigError: the memory of a step is not known, or batches have one size.
     """
-    most = planned.plan.batch_size // planned.plan.parallel_ranks
+    if reason := why_one_size(planned):
+        raise ConfigError(f"No size of a micro-batch can be found: {reason}.")
+
+    def run(tracer: StepTracer) -> int:
+        return find_largest(lambda n: tracer.trace_usual_step(n).peak, tracer.samples, limit)
+
     with _explained("micro_batch_size"):
-        return _trace(planned, lambda tracer: find_largest(tracer.trace_usual_step, most, limit))
+        return trace(planned, run)
 
 
 def find_largest_eval_batch(planned: PreparedTask, limit: int) -> int:
@@ -94,11 +104,24 @@ def find_largest_eval_batch(planned: PreparedTask, limit: int) -> int:
     most = max((count_samples(data, name) or 1 for name, data in sets), default=0)
     if not most:
         raise ConfigError("The task has no validation data, so no batch of it can be found.")
+
+    def run(tracer: StepTracer) -> int:
+        return find_largest(lambda n: tracer.trace_evaluation(n).peak, most, limit)
+
     with _explained("validation.batch_size"):
-        return _trace(planned, lambda tracer: find_largest(tracer.trace_evaluation, most, limit))
+        return trace(planned, run)
 
 
-def find_largest(measure: Callable[[int], StepMemory], most: int, limit: int) -> int:
+def why_one_size(planned: PreparedTask) -> str:
+    """Return why micro-batches have no other size, or ""."""
+    if isinstance(planned.task.train, NoData):
+        return "the task has no training data, since its step makes its own"
+    if planned.task.collate_fn is only_element:
+        return "the elements of the training data are batches already"
+    return ""
+
+
+def find_largest(measure: Callable[[int], int], most: int, limit: int) -> int:
     """Return the largest size from 1 to `most` whose measured peak is at most `limit`; 0 if none.
 
     The peak grows with the size, nearly in proportion: a line through two measured sizes says which
@@ -107,7 +130,7 @@ def find_largest(measure: Callable[[int], StepMemory], most: int, limit: int) ->
     peaks: dict[int, int] = {}
     fits, fails, guess = 0, most + 1, most
     while fails - fits > 1:
-        peaks[guess] = measure(guess).peak
+        peaks[guess] = measure(guess)
         fits, fails = (guess, fails) if peaks[guess] <= limit else (fits, guess)
         if not fits:
             guess = 1
@@ -120,7 +143,7 @@ def find_largest(measure: Callable[[int], StepMemory], most: int, limit: int) ->
     return fits
 
 
-class _NotKnown(Exception):
+class NotKnownError(Exception):
     """The step could not be traced; the text says why."""
 
 
@@ -128,37 +151,38 @@ class _NotKnown(Exception):
 def _explained(option: str) -> Iterator[None]:
     try:
         yield
-    except _NotKnown as error:
+    except NotKnownError as error:
         raise ConfigError(
             f"The memory of a step is not known: {error}. Set {option} to a number."
         ) from error
 
 
 def _estimate(
-    planned: PreparedTask, size: int, run: Callable[["_Tracer"], StepMemory]
+    planned: PreparedTask, size: int, run: Callable[["StepTracer"], StepMemory]
 ) -> StepMemory:
     """Return what was traced, or what is known without a step."""
     try:
-        return _trace(planned, run)
-    except _NotKnown as error:
+        return trace(planned, run)
+    except NotKnownError as error:
         plan, model = planned.plan, planned.model
-        trained = list(trainable_parameters(model).values())
+        with freeze_for_good(planned):
+            trained = list(trainable_parameters(model).values())
         return StepMemory(
             size,
             weights=tensor_bytes(model.parameters()),
             buffers=tensor_bytes(model.buffers()),
             gradients=tensor_bytes(trained),
-            optimizer=state_bytes(plan.optim_name, plan.optim_options, model, trained) or 0,
+            optimizer=state_bytes(plan.optim_name, plan.optim_options, model, trained),
             average=tensor_bytes(trained) if plan.average.kind != "none" else 0,
             not_known=str(error),
         )
 
 
-def _trace(planned: PreparedTask, run: Callable[["_Tracer"], _Traced]) -> _Traced:
+def trace(planned: PreparedTask, run: Callable[["StepTracer"], _Traced]) -> _Traced:
     """Run with a tracer: of fake tensors, and of real ones if the step reads values.
 
     Raises:
-        _NotKnown: neither is possible.
+        NotKnownError: neither is possible.
     """
     ways = [False] if _is_small(planned) or private.FakeTensorMode is None else [True]
     if ways == [True] and _is_affordable(planned):
@@ -166,11 +190,19 @@ def _trace(planned: PreparedTask, run: Callable[["_Tracer"], _Traced]) -> _Trace
     for is_fake in ways:
         try:
             with ExitStack() as settings:
-                return run(_Tracer(planned, settings, is_fake=is_fake))
+                return run(StepTracer(planned, settings, is_fake=is_fake))
         except Exception as error:  # of the user's code; or fake tensors have no values
             problem = error
     first_line = str(problem).partition("\n")[0]
-    raise _NotKnown(f"the first batch fails: {type(problem).__name__}: {first_line}") from problem
+    raise NotKnownError(
+        f"the first batch fails: {type(problem).__name__}: {first_line}"
+    ) from problem
+
+
+def freeze_for_good(planned: PreparedTask) -> AbstractContextManager[None]:
+    """Return a context in which the parameters that are never trained are frozen."""
+    groups = () if planned.task.optimizers else make_param_groups(planned.model, planned.plan)
+    return freeze_permanent(planned.model, groups)
 
 
 def _is_affordable(planned: PreparedTask) -> bool:
@@ -207,7 +239,34 @@ def _name_modules(planned: PreparedTask) -> tuple[dict[int, str], list[nn.Module
     return names, modules
 
 
-class _Tracer:
+def _read_largest(loader: BatchLoader) -> MicroBatch:
+    """Return the micro-batch of the most bytes; if code of the user makes them, of several batches.
+
+    The next one is read only if the shapes of one and the one before differ.
+    """
+    largest = before = loader.first()[1]
+    if not (loader.source.collates or loader.is_ready):
+        return largest
+    batches = islice(loader.batches(0), FIRST_BATCHES)
+    for number, micro in enumerate(micro for batch in batches for micro in batch.micro_batches):
+        if micro.items and _count_bytes(micro) > _count_bytes(largest):
+            largest = micro
+        if number and describe_shapes(_content(micro)) == describe_shapes(_content(before)):
+            break
+        before = micro
+    return largest
+
+
+def _content(micro: MicroBatch) -> Any:
+    return micro.args, dict(micro.kwargs), micro.targets
+
+
+def _count_bytes(micro: MicroBatch) -> int:
+    """Return the bytes of the tensors of a micro-batch."""
+    return tensor_bytes(flatten_tensors(_content(micro)))
+
+
+class StepTracer:
     """Traces steps of a task, of several sizes one after another.
 
     It is for use while `settings` is open, which restores everything.
@@ -215,7 +274,7 @@ class _Tracer:
 
     def __init__(self, planned: PreparedTask, settings: ExitStack, *, is_fake: bool) -> None:
         self.planned, self.is_fake = planned, is_fake
-        self.kind = planned.plan.device.type
+        self._kind = planned.plan.device.type
         device = planned.plan.device if _is_here(planned.plan.device) else torch.device("cpu")
         self.samples = planned.plan.batch_size // planned.plan.parallel_ranks
         self.plan = planned.plan.single_process().replace(
@@ -229,6 +288,10 @@ class _Tracer:
             data_pin_memory=False,
         )
         self._names, modules = _name_modules(planned)
+        # Gradients that another training has left; those of trained weights are cleared.
+        trained = set(trainable_parameters(planned.model).values())
+        left = {p for module in modules for p in module.parameters()} - trained
+        self._leftover = tensor_bytes(p.grad for p in left if p.grad is not None)
         enter = settings.enter_context
         enter(torch_settings(self.plan))
         enter(preserve_torch_rng(device))
@@ -240,8 +303,18 @@ class _Tracer:
         )
         self._convert = fake_tensors(self._mode, device) if is_fake else copied_tensors(device)
         self._stand_ins = StandIns(modules, self._convert)
-        block = _CUDA_BLOCK if self.kind == "cuda" else 1
-        self._trace = StepTrace(device.type, block, self._names, planned.model, is_fake=is_fake)
+        self._attention = AttentionRecorder()
+        self._is_elsewhere = self._kind == "cuda" and device.type == "cpu"
+        self._functions = CudaFunctions() if self._is_elsewhere else nullcontext()
+        block = _CUDA_BLOCK if self._kind == "cuda" else 1
+        self._trace = StepTrace(
+            device.type,
+            block,
+            self._names,
+            planned.model,
+            is_fake=is_fake,
+            measures_workspace=self._kind == "cpu",
+        )
         self._context: StepContext | None = None
         self._settings, self._modules = settings, modules
 
@@ -252,6 +325,8 @@ class _Tracer:
             preserve_attributes(*codes),
             self._stand_ins.use(),
             self._mode,
+            self._attention,
+            self._functions,
             self._trace.follow_modules(),
             self._trace,
         ):
@@ -301,10 +376,10 @@ class _Tracer:
                 if not loss.is_in_training_only:
                     for head in split_heads(loss, outputs, moved):
                         head.loss.value(head.outputs, head.loss.targets_of(head.micro_batch))
-        return self._collect(micro)
+        return self._collect(micro, micro.samples)
 
     def _read(self, size: int, data: Any, part: str, *, training: bool) -> MicroBatch:
-        """Read the first micro-batch of a size."""
+        """Read the largest of the first micro-batches of a size; their shapes may differ."""
         own = {"micro_batch_size": size} if training else {"validation_batch_size": size}
         loader = make_loader(
             data,
@@ -315,7 +390,7 @@ class _Tracer:
             training=training,
         )
         try:
-            return loader.first()[1]
+            return _read_largest(loader)
         finally:
             loader.close()
 
@@ -345,8 +420,7 @@ class _Tracer:
         """Return a batch on the device."""
         placed = []
         for number, micro in enumerate(micro_batches):
-            content = (micro.args, dict(micro.kwargs), micro.targets)
-            args, kwargs, targets = map_tensors(content, self._convert)
+            args, kwargs, targets = map_tensors(_content(micro), self._convert)
             self._trace.add("inputs", flatten_tensors((args, kwargs, targets)))
             position = number * micro.samples
             placed.append(
@@ -366,48 +440,59 @@ class _Tracer:
         self._trace.add(
             "optimizer", flatten_tensors([list(optimizer.state.values()) for optimizer in state])
         )
-        untraced = self.samples - batch.samples
-        return self._collect(micro_batches[0], untraced)
+        return self._collect(micro_batches[0], max(self.samples, batch.samples))
 
-    def _collect(self, micro: MicroBatch, untraced: int = 0) -> StepMemory:
-        """Return the peak; so many samples of the batch are on the device, and were not traced."""
-        moment = self._trace.find_peak()
-        kinds: dict[str, Any] = {kind: moment.kinds[kind] for kind in KINDS}
-        inputs = tensor_bytes(flatten_tensors((micro.args, dict(micro.kwargs), micro.targets)))
-        kinds["inputs"] += max(untraced, 0) * inputs // micro.samples
-        by_module = dict(self._trace.find_most_activations().modules)
-        return StepMemory(micro.samples, **kinds, by_module=by_module)
+    def _collect(self, micro: MicroBatch, samples: int) -> StepMemory:
+        """Return the peak, with so many samples on the device, like those of a micro-batch."""
+        trace = self._trace
+        trace.measure_workspaces()
+        kinds: dict[str, Any] = {kind: trace.find_peak().kinds[kind] for kind in KINDS}
+        inputs = samples * _count_bytes(micro) // micro.samples
+        workspace = 0
+        if self._kind == "cuda":
+            inputs *= 2  # the next batch is copied while a step runs
+            workspace = _CUBLAS
+        passing = [
+            sum(trace.find_peak(*phases).kinds[kind] for kind in PASSING if kind != "inputs")
+            + (inputs + workspace)
+            for phases in (("start", "forward", "backward"), ("update",))
+        ]
+        kinds["workspace"] += workspace
+        kinds["inputs"] = inputs
+        kinds["gradients"] += self._leftover
+        return StepMemory(
+            micro.samples,
+            **kinds,
+            by_module=dict(trace.find_most_activations().modules),
+            in_backward=passing[0],
+            in_update=passing[1],
+            attention=() if self._is_elsewhere else tuple(dict.fromkeys(self._attention.kernels)),
+            notes=self._notes(),
+        )
+
+    def _notes(self) -> tuple[str, ...]:
+        """Return what is not in the numbers."""
+        notes = []
+        if self._kind == "cuda":
+            notes.append(_NO_CUDNN)
+        if self._is_elsewhere:
+            notes.append("There is no CUDA device here: the CPU's operations were traced.")
+        if self.plan.compile != "off":
+            notes.append("torch.compile is not traced: the step is that without it.")
+        return tuple(notes)
 
 
-def measure_task_activations(planned: PreparedTask) -> ActivationMemory | str:
-    """Measure what the forward of a micro-batch stores for its backward, or return why not."""
-    task, plan, loss = planned.task, planned.plan, planned.loss
-    if task.step is not None:
-        return "the Task has a manual step"
-    if any(p.is_meta for p in planned.model.parameters()):
-        return "parallel.meta_init built the shapes of the model, and a forward needs its values"
-    with preserve_modes(() if loss.teacher is None else tuple(loss.teacher.modules())):
-        loss.to(plan.device)
-        loader = make_loader(task.train, "train", task=task, loss=loss, plan=plan, training=True)
-        try:
-            with torch_settings(plan):
-                return measure_activations(planned.model, loader, plan, tuple(task.keep_eval))
-        except Exception as error:  # of the user's forward
-            return f"the first batch fails: {type(error).__name__}: {error}"
-        finally:
-            loader.close()
-
-
-def estimate_memory_per_rank(planned: PreparedTask, takes: MemoryEstimate) -> list[RankMemory]:
-    """Return the memory of each rank for the model's state, by strategy."""
+def estimate_memory_per_rank(planned: PreparedTask, traced: StepMemory) -> list[RankMemory]:
+    """Return the memory of each rank by strategy, for a step that was traced in one process."""
     model, plan = planned.model, planned.plan
     names = plan.parallel_wrap_policy or select_wrap_units(model, "auto").names
     hybrid = plan.parallel_shard_size if plan.parallel_shard == "hybrid" else 0
-    return estimate_rank_memory(
-        model,
-        takes,
-        blocks=[model.get_submodule(name) for name in names],
-        ranks=plan.parallel_ranks,
-        local=hybrid or planned.system.launched.local_size,
-        precision=plan.precision,
-    )
+    with freeze_for_good(planned):
+        return estimate_rank_memory(
+            model,
+            traced,
+            blocks=[model.get_submodule(name) for name in names],
+            ranks=plan.parallel_ranks,
+            local=hybrid or planned.system.launched.local_size,
+            precision=plan.precision,
+        )

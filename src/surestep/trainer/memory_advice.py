@@ -16,7 +16,6 @@ from surestep.engine.model.activation_checkpointing import select_modules, uses_
 from surestep.engine.model.compile import disable_compile
 from surestep.engine.plan.plan import Plan
 from surestep.engine.profile.cuda_memory import EXPANDABLE
-from surestep.engine.profile.memory_estimate import estimate_memory
 from surestep.engine.profile.memory_use import MemoryUse
 from surestep.engine.profile.step_memory import StepMemory
 from surestep.trainer.memory import (
@@ -148,21 +147,16 @@ class _Predictor:
             return None, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         if step.not_known:
             return None, step.not_known
-        return step.peak - _find_saved(planned, step), ""
+        return _find_peak(planned, step), ""
 
 
-def _find_saved(planned: PreparedTask, step: StepMemory) -> int:
-    """Return the bytes that sharding saves of a step of one process."""
+def _find_peak(planned: PreparedTask, step: StepMemory) -> int:
+    """Return the peak of a rank: of the step that was traced in one process, or of its shards."""
     plan = planned.plan
     if plan.parallel_strategy != "fsdp" or plan.parallel_ranks == 1:
-        return 0
-    full = estimate_memory(planned.model, plan)
-    by_name = {one.strategy: one for one in estimate_memory_per_rank(planned, full)}
-    rank = by_name[f"fsdp {plan.parallel_shard}"]
-    state = step.weights + step.buffers + step.gradients + step.optimizer + step.average
-    gradients = min(rank.gradients, step.gradients)  # there may be none at the peak
-    left = rank.weights + gradients + (rank.optimizer or 0) + rank.average + rank.passing
-    return state - left
+        return step.peak
+    by_name = {rank.strategy: rank for rank in estimate_memory_per_rank(planned, step)}
+    return by_name[f"fsdp {plan.parallel_shard}"].total
 
 
 def _list_candidates(planned: PreparedTask, evaluation_size: int | None) -> Iterator[_Candidate]:

@@ -46,6 +46,8 @@ from surestep.engine.task.task import Task
 from surestep.record.skipped_samples import read_samples
 from surestep.trainer.ignored_rules import check_ignored
 
+_AS_IT_IS: AbstractContextManager[Any] = nullcontext()
+
 
 @dataclass(frozen=True)
 class TaskOrigin:
@@ -86,8 +88,12 @@ def plan_task(
     *,
     origin: TaskOrigin | None = None,
     system: SystemInfo | None = None,
+    build_in: AbstractContextManager[Any] = _AS_IT_IS,
 ) -> PreparedTask:
-    """Build the model after seeding, and resolve every option, for this machine by default."""
+    """Build the model after seeding, and resolve every option, for this machine by default.
+
+    `build_in` is entered while the model is built.
+    """
     system = system or read_system()
     check_origins(task)
     task = with_ready_batches(task)
@@ -101,7 +107,7 @@ def plan_task(
         check_no_sampler(data, name)
     if not isinstance(task.model, nn.Module):
         set_seed(derive_seed("build", resolve_seed(config)))
-    with use_device(resolve_device(config, system)), _meta_init(task, config, system):
+    with use_device(resolve_device(config, system)), _meta_init(task, config, system), build_in:
         model = unwrap_compiled(task.build_model())
     for name, data in task.val_sets().items():
         check_dtypes(task.train, data, name, model)

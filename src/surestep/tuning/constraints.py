@@ -8,15 +8,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from surestep.base.errors import ConfigError
+from surestep.config.byte_size import parse_bytes
 from surestep.config.duration import parse_duration, parse_number
 
 _TEXT = re.compile(r"\s*([^\s<>=]+)\s*(<=|>=|<|>)\s*([^\s<>=]+(?:\s+\w+)?)\s*")
 _ALIASES = {"memory": "peak_memory"}
-_BYTES = {
-    "b": 1,
-    **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", 1)},
-    **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", 1)},
-}
 _HOW = "Write a name, a comparison and a number, such as peak_memory < 8GB or val/accuracy >= 0.9."
 _UNKNOWN = 1.0  # how much a trial without the value violates a constraint
 
@@ -68,9 +64,7 @@ def _parse_limit(name: str, text: str) -> float | None:
     sign = -1.0 if text.startswith("-") else 1.0
     number = parse_number(text.removeprefix("-"))
     if _ALIASES.get(name, name) == "peak_memory":
-        unit = re.fullmatch(r"(.*?)\s*([kmgt]?i?b)", text.lower())
-        amount = parse_number(unit[1]) if unit else number
-        return None if amount is None else amount * (_BYTES[unit[2]] if unit else 1)
+        return number if number is not None else parse_bytes(text)
     if name == "seconds" and number is None:
         try:
             return parse_duration(text, ("minutes",)).amount * 60

@@ -4,7 +4,7 @@ from torch import nn
 
 from surestep.engine.optim.registry import BUILT_IN as OPTIMIZERS
 from surestep.engine.optim.state_size import state_bytes
-from surestep.engine.profile.memory_estimate import estimate_memory
+from surestep.engine.state.state import trainable_parameters
 from tests import tiny
 from tests.laws.support.loss_cases import tokens
 from tests.laws.support.registry_entries.optimizers import Words, wide
@@ -30,6 +30,12 @@ def storage_sizes(value):
     return {}
 
 
+def size_of(planned):
+    trained = list(trainable_parameters(planned.model).values())
+    plan = planned.plan
+    return state_bytes(plan.optim_name, plan.optim_options, planned.model, trained)
+
+
 @pytest.mark.parametrize(
     ("name", "options"), [*((name, {}) for name in OPTIMIZERS if name != "lbfgs"), *MORE]
 )
@@ -39,7 +45,7 @@ def test_estimated_optimizer_memory_matches_the_actual_state(tmp_path, name, opt
         parts = {"model": Words(), "train": tokens()}
     said = {"optim": {"name": name, **options}, "max_steps": 3}
     planned = tiny.plan(parts, **said)
-    expected = estimate_memory(planned.model, planned.plan).optimizer
+    expected = size_of(planned)
     with tiny.prepare(tmp_path / "r", parts, **said) as session:
         list(session.steps())
         found = sum(storage_sizes(dict(session.optimizer.state)).values())
@@ -62,4 +68,4 @@ def test_tied_parameters_count_once_in_the_optimizer_memory():
         {"model": model, "train": (torch.ones(8, 4), torch.ones(8, 4)), "loss": nn.MSELoss()},
         optim={"name": "adam"},
     )
-    assert estimate_memory(planned.model, planned.plan).optimizer == 2 * 4 * (16 + 4 + 4) + 3 * 4
+    assert size_of(planned) == 2 * 4 * (16 + 4 + 4) + 3 * 4

@@ -6,24 +6,21 @@ from torch import nn
 
 from surestep.engine.batch import tensor_bytes
 from surestep.engine.model.layers import blocks_of
-from surestep.engine.profile.memory_estimate import (
-    MemoryEstimate,
+from surestep.engine.profile.rank_memory import (
     RankMemory,
     estimate_rank_memory,
     sharded_bytes,
 )
+from surestep.engine.profile.step_memory import StepMemory
 from tests.needs import needs
 
 GB = 10**9
 
 
-def adamw(model: nn.Module) -> MemoryEstimate:
+def adamw(model: nn.Module) -> StepMemory:
     """Memory of a model in one process with AdamW, without the step counters."""
-    size, numbers = (
-        tensor_bytes(model.parameters()),
-        sum(each.numel() for each in model.parameters()),
-    )
-    return MemoryEstimate([], numbers, numbers, size, 0, size, 2 * size, 0)
+    size = tensor_bytes(model.parameters())
+    return StepMemory(1, size, 0, 0, 2 * size, 0, copies=size // 2)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +39,7 @@ def of(model: nn.Module, ranks: int, local: int, precision: str) -> dict[str, Ra
 
 @pytest.mark.slow("needs transformers")
 def test_adam_with_mixed_precision_takes_16_to_18_bytes_per_parameter(llama):
-    alone, numbers = of(llama, 1, 1, "bf16"), adamw(llama).parameters
+    alone, numbers = of(llama, 1, 1, "bf16"), sum(each.numel() for each in llama.parameters())
     assert numbers == 6_738_415_616
     assert alone["ddp"].total / numbers == 18  # fp32 weights, gradients, moments; bf16 copies
     assert alone["deepspeed zero 1"].total / numbers == 16  # the number in the ZeRO paper
@@ -101,6 +98,6 @@ def test_zero_3_counts_full_small_parameters_beside_their_shards():
 
 def test_unknown_memory_is_not_counted_as_zero():
     model = nn.Linear(4, 4)
-    takes = MemoryEstimate([], 20, 20, 80, 0, 80, None, 0)
+    takes = StepMemory(1, 80, 0, 0, None, 0)
     how = {"blocks": [], "ranks": 2, "local": 2, "precision": "fp32"}
     assert all(each.optimizer is None for each in estimate_rank_memory(model, takes, **how))

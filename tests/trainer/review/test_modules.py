@@ -21,7 +21,7 @@ for name, target in (("correct", x.sum(1, keepdim=True)), ("leaks", x[:, :1])):
 NOT_USED = (
     *("surestep.mirror.open", "surestep.mirror.store", "surestep.mirror.uploader"),
     *("surestep.tracking.follower", "surestep.tracking.registry", "surestep.tracking.replay"),
-    *("surestep.engine.profile.memory_estimate", "surestep.engine.profile.activation_memory"),
+    *("surestep.engine.profile.step_trace", "surestep.engine.profile.rank_memory"),
     *("surestep.engine.diagnose.bisect", "surestep.engine.diagnose.nonfinite_tracker"),
     *("surestep.engine.data.samplers.mixtures", "surestep.engine.data.samplers.weights"),
     *("surestep.tuning", "surestep.cli", "surestep.recipes", "surestep.testing"),

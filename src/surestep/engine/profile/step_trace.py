@@ -23,8 +23,15 @@ from torch.nn.modules.module import (
 from surestep.engine import private
 from surestep.engine.batch import flatten_tensors
 from surestep.engine.model.compile import DispatchMode
+from surestep.engine.profile.workspace import (
+    WITH_WORKSPACE,
+    Call,
+    describe_call,
+    measure_workspace,
+)
 
 LOSS = "loss"  # the name of what no module computes, before the backward
+_CAST = torch.ops.aten._to_copy.default
 _READ = torch.ops.aten._local_scalar_dense.default
 
 
@@ -45,7 +52,7 @@ class Moment:
     Attributes:
         total: all of it.
         kinds: by kind: "weights", "buffers", "inputs", "gradients", "optimizer", "average",
-            "activations" or "temporaries".
+            "activations", "temporaries", "copies" or "workspace".
         modules: the activations by the module that computed them.
     """
 
@@ -63,19 +70,30 @@ class StepTrace(DispatchMode):
         names: of the modules whose activations are counted, by their ids.
         is_fake: tensors have no values. Then a read in the update is answered with 1: an optimizer
             reads its step count.
+        measures_workspace: operations that are known to have one run again on the CPU, with zeros.
 
     Attributes:
-        phase: "start", "forward" or "update".
+        phase: "start", "forward", "backward" or "update".
     """
 
     def __init__(
-        self, device: str, block: int, names: dict[int, str], root: nn.Module, *, is_fake: bool
+        self,
+        device: str,
+        block: int,
+        names: dict[int, str],
+        root: nn.Module,
+        *,
+        is_fake: bool,
+        measures_workspace: bool,
     ) -> None:
         super().__init__()
         self.phase = "start"
         self._device, self._block, self._names, self._root = device, block, names, root
         self._is_fake = is_fake
+        self._measures_workspace = measures_workspace
+        self._workspaces: list[tuple[Allocation, Call]] = []
         self._alive: dict[int, Allocation] = {}
+        self._ends: list[int] = []  # of forwards, by how many events were before
         self._events: list[tuple[Allocation, bool, str]] = []
         self._first: list[Allocation] = []
         self._stack: list[str] = []
@@ -84,6 +102,8 @@ class StepTrace(DispatchMode):
         """Forget what happened so far, and keep what is in memory."""
         self.phase = "start"
         self._events.clear()
+        self._ends.clear()
+        self._workspaces.clear()
         self._first = list(self._alive.values())
 
     def begin_update(self) -> None:
@@ -122,13 +142,26 @@ class StepTrace(DispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _READ and self._is_fake and self.phase == "update":
             return _one(args[0].dtype)
+        if self.phase == "forward" and private.current_autograd_node() is not None:
+            self.phase = "backward"
+            self._ends.append(len(self._events))
         result = func(*args, **(kwargs or {}))
-        if type(result) in (list, tuple):
+        if func is _CAST and self._is_weight(args[0]):
+            self._note(result, "copies")
+        elif type(result) in (list, tuple):
             for tensor in flatten_tensors(result):
                 self._note(tensor)
         elif isinstance(result, Tensor):
             self._note(result)
+        if self._measures_workspace and func in WITH_WORKSPACE:
+            inside = Allocation(0, "workspace", "")  # its size is measured later
+            self._workspaces.append((inside, describe_call(func, args)))
+            self._events += [(inside, True, self.phase), (inside, False, self.phase)]
         return result
+
+    def _is_weight(self, tensor: Tensor) -> bool:
+        known = self._alive.get(tensor.untyped_storage()._cdata)
+        return known is not None and known.kind == "weights"
 
     def _note(self, tensor: Tensor, kind: str = "") -> Allocation | None:
         """Return the storage of a tensor, which is new if it was not seen yet."""
@@ -153,29 +186,32 @@ class StepTrace(DispatchMode):
         """Return what an allocation is for now, and which module asks for it."""
         if self._stack:
             return "activations", self._stack[-1]
-        is_forward = private.current_autograd_node() is None and torch.is_grad_enabled()
-        return (
-            ("activations", LOSS) if is_forward and self.phase == "forward" else ("temporaries", "")
-        )
+        is_forward = self.phase == "forward" and torch.is_grad_enabled()
+        return ("activations", LOSS) if is_forward else ("temporaries", "")
 
-    def find_peak(self, phases: tuple[str, ...] = ("start", "forward", "update")) -> Moment:
-        """Return the moment with the most bytes, of these phases."""
-        return self._at_most(phases, lambda _: True)
+    def measure_workspaces(self) -> None:
+        """Measure what operations allocated inside, when the trace has ended."""
+        for inside, call in self._workspaces:
+            inside.size = measure_workspace(call)
 
-    def find_most_activations(self) -> Moment:
-        """Return the moment with the most bytes of activations."""
-        return self._at_most(("forward",), lambda entry: entry.kind == "activations")
-
-    def _at_most(self, phases: tuple[str, ...], counts: Any) -> Moment:
-        total = most = sum(entry.size for entry in self._first if counts(entry))
+    def find_peak(self, *phases: str) -> Moment:
+        """Return the moment with the most bytes, of these phases or of all."""
+        total = most = sum(entry.size for entry in self._first)
         best = 0
         for index, (entry, is_new, phase) in enumerate(self._events, 1):
-            if counts(entry):
-                total += entry.size if is_new else -entry.size
-                if total > most and phase in phases:
-                    most, best = total, index
+            total += entry.size if is_new else -entry.size
+            if total > most and (phase in phases or not phases):
+                most, best = total, index
+        return self._moment_after(best)
+
+    def find_most_activations(self) -> Moment:
+        """Return the end of the forward that keeps the most activations for its backward."""
+        ends = map(self._moment_after, self._ends or [len(self._events)])
+        return max(ends, key=lambda moment: moment.kinds["activations"])
+
+    def _moment_after(self, events: int) -> Moment:
         alive = dict.fromkeys(self._first)
-        for entry, is_new, _ in self._events[:best]:
+        for entry, is_new, _ in self._events[:events]:
             if is_new:
                 alive[entry] = None
             else:
