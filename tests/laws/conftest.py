@@ -17,6 +17,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give each test its own cache of found sizes."""
+    monkeypatch.setenv("SURESTEP_CACHE_DIR", str(tmp_path / "cache"))
+
+
 @pytest.fixture
 def take_every_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep a pause of the machine from making the state of a stream look expensive."""

@@ -35,8 +35,9 @@ from surestep.engine.optim import freezing, param_groups
 from surestep.engine.parallel import guards, single
 from surestep.engine.plan import batching
 from surestep.engine.plan.context import PlanContext
+from surestep.engine.plan.fitting import SizesByStep
 from surestep.engine.state import loss_spikes
-from surestep.engine.step import loop, train_step
+from surestep.engine.step import fitted_steps, loop, train_step
 from surestep.record.checkpoint import (
     discovery,
     load,
@@ -50,6 +51,8 @@ from surestep.record.checkpoint.manifest import read_manifest
 from surestep.record.run import Run
 from surestep.record.run_writer import RunWriter
 from surestep.trainer import build, config_diff, planning, run_identity
+from tests.laws.support.limited_memory import LIMITS, LimitedMemory
+from tests.laws.support.limited_memory import task_of as limited_task
 from tests.laws.support.stateful_streams import check_own_state
 from tests.laws.test_buffers import Observed, task_of
 from tests.laws.test_buffers import check_resume as check_buffers
@@ -60,10 +63,13 @@ from tests.laws.test_forward_attributes import check_skipped as check_skipped_at
 from tests.laws.test_forward_writes import check_run as check_writes
 from tests.laws.test_forward_writes import check_skipped as check_skipped_writes
 from tests.laws.test_independence import check_run_is_independent, check_student
+from tests.laws.test_law_1_fit import check as check_fit
+from tests.laws.test_law_1_fit import check_generators
 from tests.laws.test_law_1_several_losses import check_cut as check_several
 from tests.laws.test_law_1_splitting import check_cut, check_nothing_to_learn
 from tests.laws.test_law_1_transforms import check_mixed, check_own
 from tests.laws.test_law_2_extending import check_extended
+from tests.laws.test_law_2_fit import check_earlier as check_sizes
 from tests.laws.test_law_2_global_generators import check_draws, early_draws, late_draws
 from tests.laws.test_law_2_kills import check_kills
 from tests.laws.test_law_2_resuming import (
@@ -269,6 +275,21 @@ MUTATIONS = [
     *of_law(
         1,
         (
+            "what a step left that ran out of memory stays",
+            instead(fitted_steps, "_restore", nothing),
+            lambda folder: check_fit(folder, LimitedMemory(LIMITS, "backward"), limited_task),
+        ),
+        (
+            "callbacks get a batch again that ran out of memory",
+            instead(loop.Loop, "_step_again", loop.Loop.step),
+            lambda folder: check_fit(folder, LimitedMemory(LIMITS), limited_task),
+        ),
+        (
+            "generators stay where a step ran out of memory",
+            instead(rng.GlobalGenerators, "restore", nothing),
+            check_generators,
+        ),
+        (
             "every micro-batch has the same weight",
             after(batch_loader.BatchLoader, "batch", mean_of_means),
             lambda folder: check_cut(folder, MASKED, 5),
@@ -317,6 +338,20 @@ MUTATIONS = [
     ),
     *of_law(
         2,
+        (
+            "a size that fits is not written",
+            instead(RunWriter, "durable_event", nothing),
+            check_sizes,
+        ),
+        (
+            "a size that fits is used from the checkpoint on",
+            instead(
+                SizesByStep,
+                "at",
+                lambda sizes, step: min((s for _, s in sizes._changes), default=None),
+            ),
+            check_sizes,
+        ),
         (
             "a resumed epoch starts again",
             lambda patch: patch.setattr(

@@ -314,7 +314,9 @@ def test_first_batch_says_the_same(tmp_path):
     with pytest.raises(OutOfMemoryError, match="ran out at the first batch: ") as caught:
         tiny.fit(tmp_path / "run", {"model": RunsOutInEvaluation(enough=0)})
     assert "In memory: weights 60 B, inputs 192 B" in str(caught.value)
-    assert "1. micro_batch_size=4, which changes no update: " in str(caught.value)
+    assert "1. micro_batch_size=4, which changes no update ('fit' finds a size): " in str(
+        caught.value
+    )
     assert not (tmp_path / "run").exists()
 
 

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Literal, Union
 
 import tyro
 
+from surestep.base.cache_folder import find_cache_folder
 from surestep.base.errors import ConfigError
 from surestep.base.text import escape_terminal, format_count, print_escaped, print_json
 from surestep.cli.parse import command
 from surestep.cli.selectors import check_selectors, join_repeated, split_commas
-from surestep.doctor.cache import ResultCache, find_cache_folder
+from surestep.doctor.cache import ResultCache
 from surestep.doctor.check_files import check_files
 from surestep.doctor.find_files import find_files
 from surestep.doctor.finding import Finding
@@ -93,7 +94,7 @@ def _run(
     baselines = (
         {} if diff or write_baseline else _read_baselines(baseline, found.files, paths or ())
     )
-    cache_folder = None if no_cache else find_cache_folder()
+    cache_folder = None if no_cache else find_cache_folder("check")
     reports = check_files(files, ResultCache(cache_folder))
     fixed, failures = _fix(reports, dict(files), is_dry=diff) if fix or diff else (0, [])
     if fixed and fix:

@@ -4,6 +4,8 @@ from surestep.base.errors import ConfigError
 from surestep.engine.distributed.launcher_env import BY_NPROC, NPROC, LaunchInfo, read_launched
 from surestep.engine.step.gc import import_without_collecting
 
+_FOLDERS = ("--run", "--run-folder")  # what names the folder that a restart resumes
+
 
 def launch(processes: int, words: list[str]) -> int:
     """Start a command in several processes; return the exit code.
@@ -24,7 +26,8 @@ def launch(processes: int, words: list[str]) -> int:
     with import_without_collecting():  # here, since `surestep --help` needs no torch
         from surestep.trainer.launch import launch_ranks
 
-    return launch_ranks("surestep", strip_nproc(words), processes)
+    has_folder = words[0] == "resume" or any(word.split("=")[0] in _FOLDERS for word in words)
+    return launch_ranks("surestep", strip_nproc(words), processes, can_resume=has_folder)
 
 
 def read_launch() -> LaunchInfo:

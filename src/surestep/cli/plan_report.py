@@ -25,6 +25,7 @@ from surestep.engine.schedule.lr import lr_summary
 from surestep.recipes.load import RecipeCall
 from surestep.record.io import dumps
 from surestep.record.pretrained import load_init_weights
+from surestep.trainer.fit_memory import start_fitted
 from surestep.trainer.memory_plan import (
     Fit,
     MemoryReport,
@@ -61,6 +62,7 @@ def print_plan(
     is_here = launched is None and limit is None
     make = plan_task if limit is None else plan_without_weights
     planned = make(task, call.config, origin=call.origin, system=system)
+    planned = start_fitted(planned, call.origin, limit)
     init = load_init_weights(planned.model, planned.task.init) if is_here else None
     plan, groups = planned.plan, _collect_param_groups(planned)
     memory = report_memory(planned, launched, limit)

@@ -156,6 +156,8 @@ def _row(run: RunSummary) -> tuple[str, ...]:
     step = "" if run.step is None else f"{run.step:,}"
     if run.step is not None and run.total_steps is not None:
         step += f" of {run.total_steps:,}"
+    if run.micro_batch_size is not None:
+        step += f", micro-batches of {run.micro_batch_size:,}"
     return (
         str(run.path),
         run.recipe,

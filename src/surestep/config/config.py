@@ -141,8 +141,9 @@ class Config(PluginOptions):
     batch_size: Number[Count] = option(
         "Samples per optimizer step, summed over all ranks.", resume=BATCHES
     )
-    micro_batch_size: Number[Count] = option(
-        "Samples per forward pass on one rank; changes the update only with BatchNorm or dropout.",
+    micro_batch_size: Number[Count | Literal["fit"]] = option(
+        "Samples per forward pass on one rank, or fit: as many as fit in memory; changes the "
+        "update only with BatchNorm or dropout.",
         resume=not_bitwise("sums and dropout are computed over other micro-batches"),
     )
     seed: Number[Annotated[int, Field(ge=0, lt=2**63)]] = option(

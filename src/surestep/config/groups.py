@@ -116,8 +116,8 @@ class Validation(ConfigGroup):
         resume=EVALUATION,
         default=(False, "the first evaluation is after validation.every"),
     )
-    batch_size: Number[Count] = option(
-        "Samples per forward pass of an evaluation.",
+    batch_size: Number[Count | Literal["fit"]] = option(
+        "Samples per forward pass of an evaluation, or fit.",
         resume=not_bitwise("metrics are summed in different batches"),
     )
     weights: Word[Literal["average", "raw", "both"]] = option(

@@ -142,7 +142,9 @@ _OPTIONS: Final[Mapping[str, str]] = {
         "gradient_accumulation_steps accumulate_grad_batches grad_accum_steps accumulation_steps "
         "grad_accumulation_steps"
     ),
-    "micro_batch_size=16, or what fits in memory; it changes no update": "auto_find_batch_size",
+    "micro_batch_size='fit', which takes a step that runs out of memory again": (
+        "auto_find_batch_size find_executable_batch_size auto_scale_batch_size"
+    ),
     "optim.lr={r}": "learning_rate max_lr peak_lr initial_lr init_lr",
     "optim.lr='find'; `surestep lr-find RECIPE` shows the curves": "auto_lr_find lr_find",
     "optim.weight_decay={r}": "wd decay_weight weight_decay_rate",

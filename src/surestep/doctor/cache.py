@@ -22,14 +22,6 @@ from surestep.doctor.report.file_report import FileReport
 from surestep.doctor.source.files import digest_of, digest_of_file
 
 
-def find_cache_folder() -> Path:
-    """Return the folder of the cache: $SURESTEP_CACHE_DIR, or one in that of the user."""
-    if chosen := os.environ.get("SURESTEP_CACHE_DIR"):
-        return Path(chosen) / "check"
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(base) / "surestep" / "check"
-
-
 class ResultCache:
     """The results of earlier checks.
 

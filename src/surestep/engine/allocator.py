@@ -96,6 +96,27 @@ def machine_memory() -> float:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def usable_memory() -> float:
+    """Return the bytes of memory that this process may use: of the machine, or its own limit."""
+    limit = math.inf
+    if hasattr(os, "sysconf"):  # not Windows
+        import resource
+
+        soft = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if soft != resource.RLIM_INFINITY:
+            limit = soft - _address_space()
+    return min(machine_memory(), limit)
+
+
+def _address_space() -> int:
+    """Return the bytes of this process's address space; 0 if that is not known."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except OSError:  # not Linux
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
 def return_free_memory() -> None:
     """Give the memory that is free now back to the kernel, once."""
     ctypes.CDLL(None).malloc_trim(0)

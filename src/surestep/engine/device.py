@@ -1,5 +1,7 @@
 """Differences between devices: which GPU "cuda" is, memory that ran out, dtypes of sums."""
 
+import gc
+import traceback
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -56,6 +58,31 @@ def name_stage(stage: str) -> Iterator[None]:
 def stage_of(error: BaseException) -> str | None:
     """Return when memory ran out, if the error says so: "at the first batch"."""
     return vars(error).get(_STAGE)
+
+
+def describe_memory(error: BaseException, device: torch.device) -> dict[str, Any]:
+    """Return what is recorded of an error: its first line, and on CUDA what torch had."""
+    found: dict[str, Any] = {"error": str(error).partition("\n")[0] or type(error).__name__}
+    if device.type == "cuda":
+        found["allocated"] = torch.cuda.memory_allocated(device)
+        found["reserved"] = torch.cuda.memory_reserved(device)
+    return found
+
+
+def release_memory(device: torch.device) -> None:
+    """Free what nothing refers to any more, also on the device."""
+    gc.collect()  # it is off between the steps
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def clear_frames(error: BaseException | None) -> None:
+    """Drop the tensors that the frames of an error, and of those before it, refer to."""
+    cleared: list[BaseException] = []
+    while error is not None and error not in cleared:  # they may form a circle
+        cleared.append(error)
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def sum_dtype(device: torch.device) -> torch.dtype:

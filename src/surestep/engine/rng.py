@@ -321,6 +321,11 @@ class GlobalGenerators:
         clear_numpy_gauss_cache()
         self.numpy_seen = self.watched[1][0]
 
+    def copy_states(self) -> tuple[tuple[bytes, bytes], float | None]:
+        """Return what `restore` takes; only while generators are watched."""
+        python, numpy = self.memory
+        return (python.tobytes(), numpy.tobytes()), self.python.gauss_next
+
     def restore(self, states: tuple[bytes, bytes], gauss_next: float | None) -> None:
         """Restore what was copied from `memory`, and Python's `gauss_next`."""
         for memory, state in zip(self.memory, states, strict=True):

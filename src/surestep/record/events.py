@@ -52,14 +52,18 @@ class EventWriter:
 
     Events that cannot be written are kept and written before the next one. The file has no other
     buffer: a forked process would write its content again.
+
+    Args:
+        path: of the file.
+        is_shared: another process writes to it too.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_shared: bool = False) -> None:
         self.path = path
         self._pending = bytearray()
         self._reported = False
         self._error: OSError | None = None
-        if os.path.lexists(path):
+        if os.path.lexists(path) and not is_shared:  # another process may be writing a line
             _remove_torn_line(path)
         fresh = not path.exists() or path.stat().st_size == 0
         self._file = path.open("ab", buffering=0)
@@ -74,6 +78,22 @@ class EventWriter:
         text = dumps({"event": kind, "time": round(time.time(), 3), **fields})
         self._pending += f"{text}\n".encode()
         self._flush()
+
+    def sync(self) -> None:
+        """Wait until the events are on the disk.
+
+        Raises:
+            RunError: some cannot be written.
+        """
+        self._flush()
+        try:
+            if self._error is not None:
+                raise self._error
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise RunError(
+                f"{self.path} could not be written: {error.strerror}. {os_error_hint(error)}"
+            ) from error
 
     def notice(self) -> str | None:
         """Return a message, once, while events cannot be written."""
@@ -288,6 +308,22 @@ def recorded_progress(path: Path, step: int) -> list[dict[str, Any]]:
     except (OSError, ValueError):
         return []
     return [] if is_undone else found
+
+
+def find_events(path: Path, kind: str) -> list[dict[str, Any]]:
+    """Return the events of one kind; the others are not parsed.
+
+    Raises:
+        RunError: the file cannot be read, or one of them is damaged.
+    """
+    start = b'{"event": "%b"' % kind.encode()
+    with open_regular(path) as file, BufferedReader(cast("FileIO", file)) as lines:
+        found = [
+            line
+            for line in iter(partial(lines.readline, LARGEST), b"")
+            if line[:99].startswith(start)
+        ]
+    return [event for line in found if (event := parse_event(path, 0, line)) is not None]
 
 
 def read_new_events(path: Path, offset: int) -> Iterator[tuple[dict[str, Any], int]]:

@@ -26,6 +26,7 @@ class RunProgress:
     mode: Literal["min", "max"] | None
     best: float | None
     best_step: int | None
+    micro_batch_size: int | None
 
 
 def state_of(path: Path, status: Mapping[str, Any]) -> State:
@@ -57,6 +58,7 @@ def read_progress(path: Path, config: Mapping[str, Any], status: Mapping[str, An
         recipe=str(config["recipe"].get("name", "")),
         step=max(steps, default=None),
         total_steps=config.get("decided", {}).get("total_steps"),
+        micro_batch_size=status.get("micro_batch_size"),
         metric=metric,
         mode=mode,
         best=None if math.isnan(best) else best,

@@ -228,10 +228,42 @@ class RunWriter:
         with suppress(RunError):
             self.write("status.json", {**self._written, **more})
 
+    def note(self, **more: Any) -> None:
+        """Add entries to the status, which stay in it; if the disk is full, nothing happens."""
+        self._status |= more
+        self._written |= more
+        self.amend_status()
+
     def event(self, kind: str, **fields: Any) -> None:
         """Append an event."""
         if self._events is not None:
             self._events.write(kind, **_mask_texts(fields))
+
+    def durable_event(self, kind: str, **fields: Any) -> None:
+        """Append an event, and wait until it is on the disk.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        self.event(kind, **fields)
+        if self._events is not None:
+            self._events.sync()
+
+    def durable_event_of_rank(self, kind: str, **fields: Any) -> None:
+        """Append an event on any rank: a line that is written at once mixes with no other.
+
+        Raises:
+            RunError: it cannot be written, or this rank does not see the folder.
+        """
+        if self._events is not None:
+            self.durable_event(kind, **fields)
+            return
+        path = self.folder / "events.jsonl"
+        with explain_write_errors(path), path.open("rb+"):  # not a new file
+            events = EventWriter(path, is_shared=True)
+            events.write(kind, **_mask_texts(fields))
+            events.sync()
+            events.close()
 
     def notice(self) -> str | None:
         """Return a message about the folder itself, if there is one."""

@@ -34,6 +34,7 @@ class RunSummary:
         mode: whether "min" or "max" is better.
         best: the value of the metric at the best checkpoint, if there is one.
         best_step: the step of that checkpoint.
+        micro_batch_size: what `micro_batch_size="fit"` found; None if the size was set.
         written: when the run was last written to, in seconds since 1970.
         bytes: the size of its files; links are not followed.
         problem: why the state is "unreadable"; else "".
@@ -48,6 +49,7 @@ class RunSummary:
     mode: Literal["min", "max"] | None = None
     best: float | None = None
     best_step: int | None = None
+    micro_batch_size: int | None = None
     written: float | None = None
     bytes: int = 0
     problem: str = ""

@@ -212,7 +212,10 @@ STATUS = adapter(
     _annotated[
         _open(
             {"status": str},
-            {"monitor": _MONITOR, "findings": list_of[_FINDING], **_NUMBERS_AT_END},
+            {
+                **{"monitor": _MONITOR, "findings": list_of[_FINDING], "micro_batch_size": Count},
+                **_NUMBERS_AT_END,
+            },
         ),
         AfterValidator(_check_finished),
     ]
@@ -333,6 +336,15 @@ EVENTS: dict[str, TypeAdapter[Any]] = {  # those that are read again
     ),
     "end": adapter(_open({"status": str}, {"reason": str, "findings": list_of[_FINDING]})),
     **dict.fromkeys((*UNDOING, "checkpoint", "incident"), AT_STEP),
+    "micro_batch": adapter(
+        _open(
+            {"step": Size, "size": Count, "why": str},
+            {
+                **{"split": str | None, "before": Count, "error": str},
+                **dict.fromkeys(("allocated", "reserved"), Size | None),
+            },
+        )
+    ),
     "branch": adapter(_open({"run": str, "step": Count})),
     "skipped": adapter(
         _open(

@@ -80,7 +80,7 @@ def describe_numbers(run: Run, name: str, records: Records) -> dict[str, Any]:
         "reason": str(status.get("reason", "")),
         "step": found["step"],
         "total_steps": found["total_steps"],
-        "facts": _list_facts(config, config.get("decided", {})),
+        "facts": _list_facts(config, config.get("decided", {}), records),
         "best": _describe_best(run, records),
         "time": _describe_time(records, status),
         "curve": found["curve"],
@@ -139,7 +139,9 @@ def _thin(
     return [thin_chart(chart, windows, ranges) for chart in charts]
 
 
-def _list_facts(config: Mapping[str, Any], options: Mapping[str, Any]) -> list[list[str]]:
+def _list_facts(
+    config: Mapping[str, Any], options: Mapping[str, Any], records: Records
+) -> list[list[str]]:
     """Return what was trained, by label."""
     splits = {"training data": _find(config, "data", "train samples")}
     for split in _find(config, "validation") or ():
@@ -158,12 +160,24 @@ def _list_facts(config: Mapping[str, Any], options: Mapping[str, Any]) -> list[l
         if options.get("optim.name")
         else None,
         "batch size": options.get("batch_size"),
+        "micro-batch size": _describe_sizes(records),
         "precision": options.get("precision"),
         "strategy": options.get("parallel.strategy"),
         "device": _find(config, "machine", "device"),
         "parent": _describe_parent(config.get("from")),
     }
     return [[label, str(value)] for label, value in facts.items() if value]
+
+
+def _describe_sizes(records: Records) -> str:
+    """Return the sizes that a run found to fit in memory, each with its first step; "" if none."""
+    sizes = [
+        event
+        for event in records.events
+        if event["event"] == "micro_batch" and event.get("split") is None
+    ]
+    texts = [f"{event['size']:,} from step {event['step']:,} on" for event in sizes[-3:]]
+    return ", ".join(texts) + (f" ({sizes[-1]['why']})" if sizes else "")
 
 
 def _find(found: Any, *keys: str) -> Any:

@@ -7,13 +7,17 @@ from surestep.tracking.tracker import Histogram, Point
 
 
 def read_points(event: Mapping[str, Any]) -> Iterator[Point]:
-    """Yield the points of an event: one for a log point or an evaluation, none for another event.
+    """Yield the points of an event: of log points, evaluations and sizes that fit in memory.
 
     A log point has the means over its steps, at its last step. A logged value that is called "loss"
     is "train/logged_loss". Tables, such as confusion matrices, are left out.
     """
     if event["event"] == "evaluation" and (values := numbers_of(event["metrics"])):
         yield Point(event["step"], event["time"], values)
+    if event["event"] == "micro_batch":
+        split = event.get("split")
+        name = "micro_batch_size" if split is None else f"micro_batch_size/{split}"
+        yield Point(event["step"], event["time"], {name: float(event["size"])})
     if event["event"] == "steps" and event["loss"]:
         last, layers = event["first"] + len(event["loss"]) - 1, event.get("layers", {"step": 0})
         norms = _layer_norms(layers)

@@ -18,6 +18,7 @@ from surestep.engine.data.bptt import check_stateful_rnn
 from surestep.engine.data.dataloader import loader_settings
 from surestep.engine.data.dataset import count_samples
 from surestep.engine.data.lengths import EPOCH_LENGTHS
+from surestep.engine.data.smaller_batches import retry_in_smaller_batches
 from surestep.engine.data.stream_loader import checkpoint_state
 from surestep.engine.device import name_stage
 from surestep.engine.distributed.communicator import ALONE, Communicator
@@ -51,6 +52,7 @@ from surestep.engine.parallel.manual_allreduce import ManualAllReduceStrategy, b
 from surestep.engine.parallel.strategy import strategy_class
 from surestep.engine.plan.batching import BatchLayout
 from surestep.engine.plan.plan import Plan
+from surestep.engine.resolve.data import why_not_split
 from surestep.engine.rng import GlobalGenerators, ModelRNG
 from surestep.engine.schedule.groups import GroupSchedule
 from surestep.engine.schedule.lr import PlateauState, make_lr_factor
@@ -69,6 +71,7 @@ from surestep.engine.task.task import Task
 from surestep.trainer.forward_writes import RestoreWrites
 from surestep.trainer.planning import PreparedTask
 from surestep.trainer.rank_consistency import warm_up_ddp
+from surestep.trainer.try_on_ranks import find_size_on_ranks
 
 
 class BuiltLoop(NamedTuple):
@@ -122,7 +125,7 @@ def build(
         loss.to(plan.device)
     loader = make_loader(task.train, "train", task=task, loss=loss, plan=plan, training=True)
     settings.callback(loader.close)
-    first = _check_first_batch(planned, model, loader, fresh=fresh)
+    first = _try_first_batch(planned, model, loader, fresh=fresh, is_alone=world.size == 1)
     settings.enter_context(compile_model(model, plan, in_blocks=strategy.gathers_blocks))
     context, groups = make_step_context(plan, task, model, loss, settings, world)
     trained = trained_modules(context.train_modes, model, plan, groups)
@@ -141,6 +144,9 @@ def build(
     writes = RestoreWrites(first, loop)
     check = check_requires_grad(state)
     if world.size > 1 and task.step is None and strategy.allows_warm_up:
+        is_known = planned.info.fitting is not None and planned.info.fitting.is_recorded
+        if planned.fits and strategy.copies_model and not is_known:
+            find_size_on_ranks(context, loader, plan, next(iter(why_not_split(planned.info)), ""))
         warm_up_ddp(context, loader, plan)
     state.unfreezing = make_unfreeze_schedule(model, plan, groups, context.train_modes)
     return BuiltLoop(
@@ -153,21 +159,30 @@ def build(
     )
 
 
-def _check_first_batch(
-    planned: PreparedTask, model: nn.Module, loader: BatchLoader, *, fresh: bool
+def _try_first_batch(
+    planned: PreparedTask, model: nn.Module, loader: BatchLoader, *, fresh: bool, is_alone: bool
 ) -> FirstBatchResult:
+    """Check the first batch, in smaller micro-batches if it runs out of memory and may be split."""
     plan, task, loss = planned.plan, planned.task, planned.loss
-    monitor, skips = plan.validation_metric, plan.on_nonfinite == "skip"
     codes = (model, loss.teacher, *code_of_losses(loss).values(), *task.metrics.values())
+    check = partial(
+        check_first_batch,
+        model,
+        loader,
+        task,
+        autocast(plan),
+        fresh=fresh,
+        judged_by=plan.validation_metric,
+        skips=plan.on_nonfinite == "skip",
+    )
+    can_split = planned.fits and is_alone and not why_not_split(planned.info)
     with (
         name_stage("at the first batch"),
         disable_compile(model),
         preserve_weights(model),
         preserve_attributes(*codes, task.batch_transform),
     ):
-        return check_first_batch(
-            model, loader, task, autocast(plan), fresh=fresh, judged_by=monitor, skips=skips
-        )
+        return retry_in_smaller_batches(check, loader, lambda *_: can_split)
 
 
 def _states_of_data(loader: BatchLoader, state: State, plan: Plan) -> dict[str, Stateful]:

@@ -68,7 +68,8 @@ def dry_run(task: Task, config: Config, *, callbacks: Sequence[Callback] = ()) -
         actions.append(DryRunStep(what, describe(result), time.perf_counter() - start))
         return result
 
-    size = config.validation.batch_size or config.micro_batch_size or config.batch_size or 64
+    wanted = config.validation.batch_size, config.micro_batch_size, config.batch_size
+    size = next((size for size in wanted if isinstance(size, int)), 64)
     val_sets = {name: first_samples(data, size, name) for name, data in task.val_sets().items()}
     test = None if task.test is None else first_samples(task.test, size, "test")
     small = replace(task, val=val_sets or None, test=test)

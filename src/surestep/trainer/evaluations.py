@@ -18,7 +18,7 @@ from surestep.record.run import Which
 from surestep.record.run_writer import RunWriter
 from surestep.trainer.best_metric import update_best
 from surestep.trainer.checkpointing import CheckpointManager
-from surestep.trainer.evaluator import Evaluator
+from surestep.trainer.evaluator import Evaluator, Fitting
 from surestep.trainer.messages import Messages
 
 if TYPE_CHECKING:  # only with report.samples
@@ -146,6 +146,14 @@ class Evaluations:
             average = self._average()
             with nullcontext() if average is None else average.swapped_in():
                 return self._evaluator.predict(split, mc_dropout)
+
+    def fit_memory(self, fitting: Fitting) -> None:
+        """Evaluate in batches that fit in memory.
+
+        Args:
+            fitting: as `Evaluator.fitting`.
+        """
+        self._evaluator.fitting = fitting
 
     def close(self) -> None:
         """End the workers of the validation data."""

@@ -7,9 +7,10 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from torch import Tensor, nn
 
@@ -17,6 +18,7 @@ from surestep.base.errors import ConfigError, ParallelError
 from surestep.config.config import Config
 from surestep.engine.data.batch_loader import BatchLoader, make_loader
 from surestep.engine.data.dataset import count_samples
+from surestep.engine.data.smaller_batches import Retry, retry_in_smaller_batches
 from surestep.engine.evaluate.evaluate import (
     check_targets,
     evaluate_parts,
@@ -57,6 +59,8 @@ if TYPE_CHECKING:  # only with report.samples
 _AGREE_EVERY = 16  # batches between two exchanges of the ranks
 Warn = Callable[[str], object]
 OnBatch = Callable[[int, int | None], object]
+Fitting = Callable[[BatchLoader], Retry]
+T = TypeVar("T")
 
 
 def make_interrupt_check(loop: Loop) -> Callable[[], bool]:
@@ -76,13 +80,19 @@ def make_interrupt_check(loop: Loop) -> Callable[[], bool]:
 
 
 class Evaluator:
-    """Evaluates and predicts with the current weights of an open run."""
+    """Evaluates and predicts with the current weights of an open run.
+
+    Attributes:
+        fitting: sets the micro-batch size of a loader, and returns what decides whether to repeat
+            an evaluation in smaller ones; None if the sizes are fixed.
+    """
 
     def __init__(self, plan: Plan, task: Task, loop: Loop, loaders: dict[str, BatchLoader]) -> None:
         self.plan = plan
         self.task = task
         self.loop = loop
         self.loaders = loaders
+        self.fitting: Fitting | None = None
         self._generators: OwnGenerators | None = None
         self._closed = False
         for loader in loaders.values():
@@ -163,22 +173,25 @@ class Evaluator:
                 warn=warn,
                 writes=loop.context.writes,
                 collectors=collectors,
+                retry=self.fitting,
             )
 
     def predict(self, split: str, mc_dropout: int | None) -> Predictions:
         """Predict each sample of a split."""
         self.sync_buffers()
         loader, context = _predict_loader(self.task, self.plan, split), self.loop.context
+        function = partial(
+            predict,
+            self.loop.state.model,
+            loader,
+            context.loss,
+            autocast=context.autocast,
+            passes=mc_dropout,
+            writes=context.writes,
+        )
         try:
             with self.loop.parts.explain_errors(loader.layout.batch_size):
-                return predict(
-                    self.loop.state.model,
-                    loader,
-                    context.loss,
-                    autocast=context.autocast,
-                    passes=mc_dropout,
-                    writes=context.writes,
-                )
+                return _retry_if(self.fitting is not None, function, loader)
         finally:
             loader.close()
 
@@ -279,6 +292,7 @@ def evaluate_run(
             warn=warn,
             # No set may change what the next one measures.
             writes=ForwardWrites(model).possible if len(names) > 1 else (),
+            retry=(lambda _: _always) if planned.fits_evaluation else None,
         )
     if count is not None:
         for name in names:
@@ -310,7 +324,8 @@ def predict_run(
     size = loader.layout.batch_size
     failure = Failure(f"in the prediction of {split}", planned, model, evaluation_size=size)
     with torch_settings(planned.plan), explain_memory_errors(failure):
-        predictions = predict(
+        function = partial(
+            predict,
             model,
             loader,
             planned.loss,
@@ -319,7 +334,17 @@ def predict_run(
             watch=None if watch is None else lambda done: watch(done, total),
             folder=folder,
         )
+        predictions = _retry_if(planned.fits_evaluation, function, loader)
     return saved, predictions
+
+
+def _retry_if(fits: bool, function: Callable[[], T], loader: BatchLoader) -> T:
+    """Call a function that reads a loader, again in smaller micro-batches if memory runs out."""
+    return retry_in_smaller_batches(function, loader, _always) if fits else function()
+
+
+def _always(size: int, found: object) -> bool:
+    return True
 
 
 def load_checkpoint_model(

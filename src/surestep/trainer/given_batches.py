@@ -18,10 +18,24 @@ def offset_positions(world: Communicator, batch: Batch) -> Batch:
     return batch._replace(micro_batches=tuple(shifted))
 
 
-def check_train_step(plan: Plan, micro_batches: Sequence[Any]) -> None:
-    """Check that a step can be taken on custom batches: that the run needs no others."""
+def check_train_step(plan: Plan, micro_batches: Sequence[Any], *, fits: bool) -> None:
+    """Check that a step can be taken on custom batches: that the run needs no others.
+
+    Args:
+        plan: of the run.
+        micro_batches: the batches.
+        fits: the run chooses the micro-batch size.
+
+    Raises:
+        ConfigError: it cannot.
+    """
     if not micro_batches:
         raise ConfigError("train_step() got no micro-batches. Pass a list of at least one.")
+    if fits:
+        raise ConfigError(
+            "micro_batch_size='fit' splits the batches of the training data, and train_step() gets "
+            "your own micro-batches. Leave it out, or train with steps()."
+        )
     if plan.batch_transform is not None and plan.parallel_ranks > 1:
         raise ConfigError(
             f"batch_transform={plan.batch_transform} mixes the batch of all {plan.parallel_ranks} "

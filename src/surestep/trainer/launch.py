@@ -16,7 +16,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from surestep.base.exit_codes import INTERRUPTED, STOPPED
 from surestep.base.processes import list_children
-from surestep.engine.distributed.launcher_env import NPROC_VARIABLE
+from surestep.base.temp_folders import make_temp_folder
+from surestep.engine.distributed.launcher_env import NPROC_VARIABLE, RESTART_VARIABLE
 
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP", "SIGQUIT")
 _SAVING_S = "600"  # time to stop after the first signal, in which a process saves
@@ -31,10 +32,13 @@ _CODES = {
 }
 
 
-def launch_ranks(module: str, words: Sequence[str], processes: int) -> int:
+def launch_ranks(
+    module: str, words: Sequence[str], processes: int, *, can_resume: bool = False
+) -> int:
     """Start `python -m module` in several processes with torchrun; return the exit code.
 
     torchrun runs within this process, so that its own tracebacks do not hide the ranks' messages.
+    If they `can_resume` by the same words, they are started again when they ask for it.
     """
     torchrun: Any = import_module("torch.distributed.run")  # which has no types
     options = ["--standalone", "--nproc-per-node", str(processes)]
@@ -42,20 +46,31 @@ def launch_ranks(module: str, words: Sequence[str], processes: int) -> int:
         options += ["--shutdown-timeout", _SAVING_S]
     else:
         print(_KILLS_EARLY.format(torch.__version__), file=sys.stderr)
-    args = torchrun.parse_args([*options, "-m", module, "--", *words])
-    with _silence_torchrun(processes):
-        try:
-            torchrun.run(args)
-        except ChildFailedError as error:
-            rank, failure = error.get_first_failure()
-            if failure.exitcode >= 0:
-                return failure.exitcode
-            name = signal.Signals(-failure.exitcode).name
-            print(f"Rank {rank} (process {failure.pid}) was killed by {name}.", file=sys.stderr)
-            return 128 - failure.exitcode
-        except SignalException as stopped:
-            _stop_at_once(stopped.sigval)
-            return _CODES.get(stopped.sigval, 128 + stopped.sigval)
+    words = [*options, "-m", module, "--", *words]
+    with _silence_torchrun(processes), make_temp_folder() as folder:
+        restart = folder / "restart"
+        if can_resume:
+            os.environ[RESTART_VARIABLE] = str(restart)
+        while (code := _run_once(torchrun, words)) and restart.exists():
+            restart.unlink()
+            print("Starting again, in smaller micro-batches.", file=sys.stderr)
+        return code
+
+
+def _run_once(torchrun: Any, words: Sequence[str]) -> int:
+    """Start the processes, and wait until they have ended; return the exit code."""
+    try:
+        torchrun.run(torchrun.parse_args(words))
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        if failure.exitcode >= 0:
+            return failure.exitcode
+        name = signal.Signals(-failure.exitcode).name
+        print(f"Rank {rank} (process {failure.pid}) was killed by {name}.", file=sys.stderr)
+        return 128 - failure.exitcode
+    except SignalException as stopped:
+        _stop_at_once(stopped.sigval)
+        return _CODES.get(stopped.sigval, 128 + stopped.sigval)
     return 0
 
 

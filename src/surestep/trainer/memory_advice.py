@@ -18,12 +18,13 @@ from surestep.engine.plan.plan import Plan
 from surestep.engine.profile.cuda_memory import EXPANDABLE
 from surestep.engine.profile.memory_use import MemoryUse
 from surestep.engine.profile.step_memory import StepMemory
+from surestep.engine.resolve.data import why_not_split
 from surestep.trainer.memory import (
     estimate_evaluation,
     estimate_memory_per_rank,
     estimate_step,
 )
-from surestep.trainer.planning import PreparedTask, list_split_effects
+from surestep.trainer.planning import PreparedTask
 
 _LIMIT_S = 30.0  # after which no more peaks are predicted
 _COPIES = ("single", "ddp")  # strategies whose ranks have the full model
@@ -198,8 +199,10 @@ def _as_list(candidate: _Candidate | None) -> list[_Candidate]:
 
 def _smaller_step(planned: PreparedTask, size: int) -> _Candidate | None:
     """Return half of a micro-batch; None for 1."""
-    half, effects = size // 2, list_split_effects(planned.task, planned.model, planned.loss)
-    effect = f"changes the numbers: {effects[0]}" if effects else "changes no update"
+    half, reasons = size // 2, why_not_split(planned.info)
+    effect = "changes no update" + ("" if planned.fits else " ('fit' finds a size)")
+    if reasons:
+        effect = f"changes the update: {reasons[0]}"
     for candidate in _change(planned, {"micro_batch_size": half}, effect) if half else ():
         return replace(candidate, smaller=partial(_smaller_step, planned, half))
     return None
@@ -234,9 +237,8 @@ def _change(
 ) -> Iterator[_Candidate]:
     """Yield a run with other options; nothing if they are not allowed."""
     config = Config.from_options({**planned.config.set_options(), **options})
-    decide: Callable[..., Plan] = planned.decide
     try:
-        plan = decide(config, system=planned.system)
+        plan = planned.decide(config, system=planned.system)
     except ConfigError:
         return
     setting = ", ".join(f"{name}={value!r}" for name, value in options.items())

@@ -7,14 +7,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from traceback import clear_frames
 
 from torch import nn
 
 from surestep.base.errors import OutOfMemoryError
 from surestep.base.text import format_bytes
 from surestep.engine import private
-from surestep.engine.device import ran_out, stage_of
+from surestep.engine.device import clear_frames, ran_out, stage_of
 from surestep.engine.losses.multi import code_of_losses
 from surestep.engine.object_search import Root, roots_of
 from surestep.engine.profile.kept_tensors import KeptTensors, user_variables
@@ -128,7 +127,7 @@ def explain_memory(
             state=failure.state,
             roots=lambda: _list_roots(failure),
         )
-        clear_frames(error.__traceback__)  # so that the predictions have memory
+        clear_frames(error)  # so that the predictions have memory
         advice = advise(failure.planned, use, failure.evaluation_size)
         lines += [*_describe_use(use), *_describe_advice(advice)]
         if path is not None:

@@ -12,6 +12,7 @@ from torch import nn
 
 from surestep.base.errors import ConfigError, suggest_names
 from surestep.config.config import Config
+from surestep.config.not_set import NOT_SET
 from surestep.engine.batch import MicroBatch, only_element
 from surestep.engine.checks.task import check_loss
 from surestep.engine.data.apply_transform import name_of
@@ -35,6 +36,7 @@ from surestep.engine.model.lazy import initialize_lazy, lazy_names
 from surestep.engine.model.load_weights import has_adapters
 from surestep.engine.optim.param_roles import param_info
 from surestep.engine.parallel.wrap_policy import select_wrap_units
+from surestep.engine.plan.fitting import DROPOUT, FIT
 from surestep.engine.plan.plan import Plan, TaskInfo
 from surestep.engine.plan.specs import ExcludedSamples
 from surestep.engine.plan.system import SystemInfo, read_system
@@ -67,6 +69,7 @@ class PreparedTask:
 
     Attributes:
         decide: makes the Plan of another Config here.
+        info: what the Plan depends on in the Task.
         found_lr: the number for optim.lr="find", once it is known.
         range_test: what found it now, for the events; None if the run had it.
     """
@@ -77,9 +80,31 @@ class PreparedTask:
     plan: Plan
     model: nn.Module
     loss: Loss
-    decide: Callable[[Config], Plan]
+    decide: Callable[..., Plan]
+    info: TaskInfo
     found_lr: float | None = None
     range_test: Mapping[str, Any] | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether the run finds the micro-batch size that fits in memory."""
+        return self.config.micro_batch_size == FIT
+
+    @property
+    def fits_evaluation(self) -> bool:
+        """Whether evaluations do; they also do if only the size of training is to be found."""
+        size = self.config.validation.batch_size
+        return size == FIT or (size is NOT_SET and self.fits)
+
+    def start_with(self, **found: Any) -> "PreparedTask":
+        """Return it with a Plan that starts with each FoundSize, by fields of TaskInfo."""
+        info = replace(self.info, **found)
+        decide = partial(self.decide, task_info=info)
+        plan = decide(self.config)
+        # What found the rate is in its reason.
+        before = {one.option: one for one in self.plan.decisions if one.option == "optim.lr"}
+        decisions = tuple(before.get(one.option, one) for one in plan.decisions)
+        return replace(self, info=info, decide=decide, plan=plan.replace(decisions=decisions))
 
 
 def plan_task(
@@ -120,7 +145,7 @@ def plan_task(
     info = _task_info(task, config, model, loss, excluded)
     resolver = partial(plan_optimizers, task, model) if task.optimizers else resolve
     decide = partial(resolver, system=system, task_info=info, origins=origins)
-    return PreparedTask(task, config, system, decide(config), model, loss, decide)
+    return PreparedTask(task, config, system, decide(config), model, loss, decide, info)
 
 
 def _excluded(task: Task, config: Config) -> ExcludedSamples | None:
@@ -198,7 +223,7 @@ def _task_info(
         own_optimizer=task.optimizer is not None,
         own_schedule=task.schedule is not None,
         **param_info(model),
-        not_splitting=list_split_effects(task, model, loss),
+        not_splitting=_why_not_separable(task, model, loss),
         adapters=has_adapters(model),
         blocks=bool(blocks_of(model)),
         convolutions=any(p.dim() == 4 for p in model.parameters()),
@@ -242,7 +267,7 @@ def _metric_modes(task: Task) -> dict[str, Literal["min", "max"] | None]:
     }
 
 
-def list_split_effects(task: Task, model: nn.Module, loss: Loss) -> tuple[str, ...]:
+def _why_not_separable(task: Task, model: nn.Module, loss: Loss) -> tuple[str, ...]:
     """Return the reasons why micro-batches give other numbers than the full batch."""
     reasons = {}
     for _, part in named_losses(loss):
@@ -253,7 +278,7 @@ def list_split_effects(task: Task, model: nn.Module, loss: Loss) -> tuple[str, .
     reasons |= {
         "the Task says its loss does not split": not task.loss_is_separable,
         "batch statistics are the micro-batch's": _has(model, BATCH_NORM),
-        "dropout draws for each micro-batch": any(
+        DROPOUT: any(
             isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
             for module in model.modules()
         ),

@@ -34,6 +34,7 @@ from surestep.trainer.best_metric import measure_on, reset_best
 from surestep.trainer.build import BuiltLoop, build
 from surestep.trainer.config_diff import may_change_data
 from surestep.trainer.evaluator import Evaluator
+from surestep.trainer.fit_memory import fit_memory, plan_first_sizes
 from surestep.trainer.out_of_memory import Failure, explain_memory_errors
 from surestep.trainer.own_loop import describe_ignored
 from surestep.trainer.parts import InBackground, list_parts
@@ -119,10 +120,11 @@ def prepare(
 
             with world.explain_errors():
                 planned = find_at_start(planned, recorder, world, from_)
-            plan = planned.plan
         parent = from_ and str(fix_path(Path(from_), start))
         decide = partial(decide_resume, recorder, origin, planned, resume, allow, parent)
         decision = broadcast_resume_decision(world, decide)
+        planned, known = plan_first_sizes(world, planned, origin, recorder, decision)
+        plan = planned.plan
         senders = TrackerThreads(plan, trackers, planned.model, world, decision, recorder)
         callbacks = [*callbacks, *plugin_callbacks(plan)]
         starting = Failure("before the first step", planned, planned.model)
@@ -133,6 +135,7 @@ def prepare(
         parts = list_parts(session, built, recorder, display, callbacks, in_background, start_time)
         closers = opened.closers(session, senders)
         session.open(parts, display, closers, is_saved=decision.loads_own_state)
+        fit_memory(session, planned, origin, recorder, known)
         report_start(session, recorder, decision, init, planned.range_test)
         if not session.finished:
             session.checks.check_data(decision.identity, is_resumed=decision.checkpoint is not None)

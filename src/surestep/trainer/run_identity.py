@@ -18,6 +18,7 @@ from surestep.engine.data.dataset import count_samples, dataset_of
 from surestep.engine.data.make_source import dataset_fingerprint
 from surestep.engine.data.stream import PROBED, StreamReader, digest, fingerprint, is_stream
 from surestep.engine.losses.adapt import Loss
+from surestep.engine.plan.fitting import FIT
 from surestep.engine.plan.not_checked import not_checked
 from surestep.engine.plan.plan import Plan
 from surestep.engine.plan.system import device_name
@@ -61,13 +62,14 @@ def run_identity(origin: TaskOrigin, planned: PreparedTask) -> dict[str, Any]:
             decision.option: to_jsonable(decision.value)
             for decision in decisions
             if decision.option not in DERIVED
-        },
+        }
+        | _fitting(planned),
         "seeds": SEEDS,
         "data": _data(planned),
         "validation": _validation(planned),
         "loss": _loss(planned.loss),
         "items": ITEMS,
-        "model": _model(planned.model),
+        "model": describe_model(planned.model),
         "modules": {
             name or "(the model)": {"type": _name_of(type(module)), **_settings(module)}
             for name, module in planned.model.named_modules()
@@ -79,6 +81,12 @@ def run_identity(origin: TaskOrigin, planned: PreparedTask) -> dict[str, Any]:
             "threads": planned.system.threads,
         },
     }
+
+
+def _fitting(planned: PreparedTask) -> dict[str, str]:
+    """Return the options whose value is what fits in memory: each run records its own sizes."""
+    fits = {"micro_batch_size": planned.fits, "validation.batch_size": planned.fits_evaluation}
+    return {option: FIT for option, is_found in fits.items() if is_found}
 
 
 def hash_user_modules(recipe: Any = None) -> dict[str, str]:
@@ -200,7 +208,7 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str))
 
 
-def _model(model: nn.Module) -> str | None:
+def describe_model(model: nn.Module) -> str | None:
     """Return the number of parameters and tensors, and a digest of their names and shapes."""
     tensors = dict(chain(model.named_parameters(), model.named_buffers()))
     if any(map(is_lazy, tensors.values())):

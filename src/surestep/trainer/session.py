@@ -171,7 +171,7 @@ class Session:
             RunError: the session is closed.
         """
         self._check_open()
-        check_train_step(self.plan, micro_batches)
+        check_train_step(self.plan, micro_batches, fits=self.loop.fitted is not None)
         self.messages.notify_once(self.ignored)
         loader, progress = self.loop.loader, self.state.progress
         position = (progress.epoch, progress.position, progress.position)

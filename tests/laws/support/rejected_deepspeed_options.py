@@ -39,6 +39,7 @@ SEVERAL = OWN_STEP | {"optimizers": LEARNERS}
 COMPILED = {"system": lambda: replace(MANY["system"](), compiler=True)}
 
 DEEPSPEED: list[Case] = [
+    ({**ZERO, "micro_batch_size": "fit"}, HERE, "micro_batch_size=16"),
     (ZERO, {}, "torchrun --nproc-per-node 2"),
     (ZERO, BARE, "pip install --no-build-isolation 'deepspeed<0.20'"),
     (

@@ -168,6 +168,12 @@ DATA: list[Case] = [
     ({"validation.batch_size": 4}, {"val": loader()}, "Set it in one place"),
     ({"validation.batch_size": 4}, BATCHED | {"val": list(loader())}, "Leave it out"),
     ({"micro_batch_size": 4}, BATCHED, "Leave it out"),
+    ({"micro_batch_size": "fit"}, OWN_STEP, "micro_batch_size=16"),
+    (
+        {"validation.batch_size": "fit", "limit_val_batches": 2},
+        VAL,
+        "validation.batch_size=64",
+    ),
     ({"batch_size": 8, "micro_batch_size": 9}, {}, "at most 8"),
     ({"batch_size": 64, "data.drop_last": True}, {}, "drop_last=False"),
 ]

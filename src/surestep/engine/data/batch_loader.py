@@ -312,6 +312,12 @@ class BatchLoader:
             return self.source.load(self.epoch_order(0), positions, reseeded=reseeded)
         return next(self.source.read(0, self.epoch_order(0), [positions]))
 
+    def split_into(self, size: int) -> None:
+        """Split each batch into micro-batches of this size, from the next read on."""
+        self.layout = self.layout._replace(micro_batch_size=size)
+        if isinstance(self.source, StreamLoader):
+            self.source.split_into(size)
+
     @property
     def can_collate_again(self) -> bool:
         """Whether a function of the user collates samples, and can be called for fewer of them."""

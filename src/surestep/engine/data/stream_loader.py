@@ -408,6 +408,11 @@ class StreamLoader:
                 f"batch_size={self.layout.batch_size}. Use a smaller batch_size or drop_last=False."
             )
 
+    def split_into(self, size: int) -> None:
+        """Split each batch into micro-batches of this size, from the next read on."""
+        self.layout = self._pass.layout = self.layout._replace(micro_batch_size=size)
+        self.close()  # workers that are alive have the layout of before
+
     def close(self) -> None:
         """End the workers."""
         self._loader.close()

@@ -11,12 +11,14 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from surestep.base.errors import ConfigError
 
 NPROC = "--nproc"
 BY_NPROC = f"surestep {NPROC}"
 NPROC_VARIABLE = "SURESTEP_NPROC"  # in the environment of the processes that it starts
+RESTART_VARIABLE = "SURESTEP_RESTART_FILE"  # a path: `--nproc` starts them again if it exists
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _KEYS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 # What only this launcher sets; accelerate starts through torchrun, so it comes first.
@@ -192,3 +194,9 @@ def read_accelerate(environment: Mapping[str, str] | None = None) -> AccelerateC
         dynamo_mode=env.get("ACCELERATE_DYNAMO_MODE", "default"),
         engine=next((name for key, name in _ACCELERATE_ENGINES.items() if is_on(key)), ""),
     )
+
+
+def request_restart() -> None:
+    """Have `surestep --nproc` start its processes again when they have ended; others do nothing."""
+    if path := os.environ.get(RESTART_VARIABLE):
+        Path(path).touch()

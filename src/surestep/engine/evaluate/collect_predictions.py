@@ -43,8 +43,12 @@ class PredictionCollector:
     """
 
     def __init__(self, loss: Loss, most: int) -> None:
-        self._loss = loss
-        self._heads = {name: _Head(part, most) for name, part in named_losses(loss)}
+        self._loss, self._most = loss, most
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget what was collected."""
+        self._heads = {name: _Head(part, self._most) for name, part in named_losses(self._loss)}
 
     def add(self, outputs: Any, micro: MicroBatch) -> None:
         """Add a micro-batch; one without samples is padding, and is not counted."""

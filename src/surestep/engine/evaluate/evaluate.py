@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +22,7 @@ from surestep.engine.batch import (
 )
 from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.data.failures import explain_target
+from surestep.engine.data.smaller_batches import Retry, retry_in_smaller_batches
 from surestep.engine.data.sources import InMemory, MapStyleSource
 from surestep.engine.device import ran_out, sum_dtype
 from surestep.engine.distributed.communicator import ALONE, Communicator
@@ -287,6 +289,8 @@ def evaluate(
     totals, has_targets = EvalAccumulator(loss, metrics, loader.device, world), True
     randomness = model_rng(loader, generators)
     with name_split(loader.subset), inference(model, loader, loss, writes=writes):
+        if collector is not None:
+            collector.clear()
         for micro in _micro_batches(loader, randomness):
             has_targets = micro.has_targets
             try:
@@ -382,13 +386,16 @@ def evaluate_parts(
     writes: Sequence[Write] = (),
     generators: OwnGenerators | None = None,
     collectors: Mapping[str, PredictionCollector] = _NOTHING,
+    retry: Callable[[BatchLoader], Retry] | None = None,
 ) -> dict[str, Value]:
     """Return the metrics of several splits, by "split/metric"; waits for the device.
 
     `warn` is called with the reason why a loss is not finite; the split is then read again. None
     searches for no reason. `writes` are the parameters and attributes that a forward changes.
     `generators` are what `generators_of` found before; without them, it searches again.
-    `collectors` get the outputs, each those of a split.
+    `collectors` get the outputs, each those of a split. `retry` returns what decides whether to
+    evaluate a split again in smaller micro-batches if memory runs out; all of it is, so nothing
+    counts twice.
 
     Raises:
         TaskError: the Task has no loss.
@@ -400,7 +407,11 @@ def evaluate_parts(
     metrics_by_name: dict[str, Value] = {}
     for part, loader in loaders.items():
         options["collector"] = collectors.get(part)
-        values = evaluate(model, loader, loss, metrics, generators=generators, **options)
+        measure = partial(evaluate, model, loader, loss, metrics, generators=generators, **options)
+        if retry is None:
+            values = measure()
+        else:
+            values = retry_in_smaller_batches(measure, loader, retry(loader))
         metrics_by_name |= {f"{part}/{name}": value for name, value in values.items()}
         if warn is not None and not math.isfinite(number(values.get("loss", 0.0))):
             with inference(model, loader, loss, writes=writes):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 from surestep.base.html import escape_html, make_table
 from surestep.config.config import Choice, has_requirements
 from surestep.engine.plan.batching import SampleOrder
+from surestep.engine.plan.fitting import FoundSize
 from surestep.engine.plan.specs import AveragingSpec, ExcludedSamples, WrapUnits, no_blocks
 from surestep.engine.schedule.registry import ScheduleSpec
 
@@ -39,6 +40,8 @@ class TaskInfo:
         batched: each element of the data is a batch already.
         no_data: the Task's step makes its own data.
         not_splitting: what changes if a batch is split into micro-batches.
+        fitting: the micro-batch size that micro_batch_size="fit" starts with; None: all of a batch.
+        fitting_evaluation: the same of validation.batch_size="fit".
         blocks: the model has a list of blocks.
         is_built: Task(model=) is a module, and not a function that builds it.
         blocks_by: returns the modules that a wrap policy selects.
@@ -72,6 +75,8 @@ class TaskInfo:
     batched: bool = False
     no_data: bool = False
     not_splitting: tuple[str, ...] = ()
+    fitting: FoundSize | None = None
+    fitting_evaluation: FoundSize | None = None
     loss: str = "not known"
     evaluates_loss: bool = True
     loss_reason: str = "what it is divided by is not known"

@@ -7,6 +7,8 @@ from surestep.base.text import format_count
 from surestep.engine.data.stream_state import BY_STATE
 from surestep.engine.plan.batching import BatchLayout, find_single
 from surestep.engine.plan.context import Decision, PlanContext, resolves
+from surestep.engine.plan.fitting import ALL, DROPOUT, FIT
+from surestep.engine.plan.plan import TaskInfo
 
 _BATCHED = "the data comes in batches (Task(batched=True))"
 
@@ -62,6 +64,8 @@ def micro_batch_size(ctx: PlanContext) -> Decision:
                 "out."
             )
         return 1, f"{_BATCHED}, which are not split"
+    if size == FIT:
+        return _fitting_size(ctx)
     if size > ctx["batch_size"]:
         ctx.reject(
             f"micro_batch_size={size} is larger than the batch of {ctx['batch_size']}. Use at most "
@@ -70,6 +74,36 @@ def micro_batch_size(ctx: PlanContext) -> Decision:
     if ctx["parallel.ranks"] > 1:
         return ctx.set_or(_rank_share(ctx), "not set: all samples that a rank has of a batch")
     return ctx.set_or(ctx["batch_size"], "not set: the full batch at once")
+
+
+def _fitting_size(ctx: PlanContext) -> Decision:
+    """Start with the size that is known to fit, or else with all that a rank has of a batch."""
+    if ctx.task_info.own_step:
+        ctx.reject(
+            "micro_batch_size='fit' takes a step again in smaller micro-batches if memory runs "
+            "out, and Task(step=...) may have updated weights by then. Set a number: "
+            "micro_batch_size=16."
+        )
+    if ctx["parallel.strategy"] == "deepspeed":
+        ctx.reject(
+            "micro_batch_size='fit' may change the size during a run, and DeepSpeed's config has "
+            "one size. Set a number: micro_batch_size=16."
+        )
+    share, found, changes = _rank_share(ctx), ctx.task_info.fitting, why_not_split(ctx.task_info)
+    size, why = (share, ALL) if found is None else (min(found.size, share), found.why)
+    if changes:
+        return size, (
+            f"fit: {why}; splitting changes the update here ({changes[0]}), so a step that runs "
+            "out of memory ends the run with the size to set"
+        )
+    if ctx["parallel.ranks"] > 1:
+        return size, f"fit: {why}; tried on all ranks before the first step"
+    return size, f"fit: {why}; halved when a step runs out of memory, which takes that step again"
+
+
+def why_not_split(info: TaskInfo) -> list[str]:
+    """Return why a smaller micro-batch changes the update, by more than other dropout masks."""
+    return [reason for reason in info.not_splitting if reason != DROPOUT]
 
 
 def _rank_share(ctx: PlanContext) -> int:

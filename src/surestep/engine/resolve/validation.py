@@ -6,6 +6,7 @@ from typing import Literal
 from surestep.config.metric_direction import direction_of
 from surestep.engine.metrics.base import find_object
 from surestep.engine.plan.context import Decision, PlanContext, resolves
+from surestep.engine.plan.fitting import FIT, FoundSize
 from surestep.engine.plan.specs import raw_name
 
 
@@ -27,10 +28,30 @@ def batch_size(ctx: PlanContext) -> Decision:
                 f"batch_size={of_loaders[0]}. Set it in one place."
             )
         return of_loaders[0], "the val DataLoader's own"
+    if wanted == FIT:
+        return _fitting_size(ctx)
     if ctx.task_info.no_data:
         return ctx.set_or(64, "no training data to take a size from")
     reason = "it fits in training, so it fits without gradients; no metric depends on it"
+    if ctx.get("micro_batch_size") == FIT and not ctx.is_set("validation.batch_size"):
+        if ctx["limit_val_batches"] is None:
+            return _fitting_size(ctx)
+        reason = "limit_val_batches counts batches, whose size must not depend on the memory"
+        return min(64, ctx["batch_size"]), reason
     return ctx.set_or(ctx["micro_batch_size"], reason)
+
+
+def _fitting_size(ctx: PlanContext) -> Decision:
+    """Start with the size that is known to fit, or else with that of training."""
+    if ctx["limit_val_batches"] is not None:
+        ctx.reject(
+            "validation.batch_size='fit' depends on the memory of the machine, and "
+            f"limit_val_batches={ctx['limit_val_batches']} counts batches of that size. Set a "
+            "number: validation.batch_size=64."
+        )
+    found = ctx.task_info.fitting_evaluation
+    found = found or FoundSize(ctx["micro_batch_size"], "as many as in training")
+    return found.size, f"fit: {found.why}; halved when an evaluation runs out of memory"
 
 
 @resolves("validation.weights")

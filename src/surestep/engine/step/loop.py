@@ -1,5 +1,6 @@
 """The steps of a run, with its parts between them."""
 
+import math
 import time
 from collections.abc import Callable, Generator, Sequence
 
@@ -10,10 +11,12 @@ from surestep.engine.batch import Batch
 from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.data.failures import explain_target
 from surestep.engine.data.stream_loader import StreamLoader
+from surestep.engine.device import release_memory
 from surestep.engine.model.forward_errors import explain_single
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import State
 from surestep.engine.step.callback import Callback, Reply, Request, Rollback, Stop
+from surestep.engine.step.fitted_steps import FittedSteps, StepAgain
 from surestep.engine.step.gc import manual_gc
 from surestep.engine.step.part import Parts
 from surestep.engine.step.requests import Requests
@@ -33,6 +36,8 @@ class Loop:
         requests: to stop, pause, save or evaluate.
         log: the steps since the last log point.
         ends_epoch: the last step of `steps()` was the last of its epoch.
+        take_step: updates the parameters by a batch.
+        fitted: chooses the micro-batch sizes; None if they are fixed.
     """
 
     def __init__(self, context: StepContext, loader: BatchLoader, plan: Plan) -> None:
@@ -44,6 +49,8 @@ class Loop:
         self.ends_epoch = False
         self._started = self._doing = self._is_stepping = False
         self._after_step: Callable[[], object] | None = None
+        self.take_step: Callable[[StepContext, Batch], StepResult] = train_step
+        self.fitted: FittedSteps | None = None
         self.attach((), notify=lambda text: None)
 
     def attach(self, parts: Sequence[Callback], notify: Callable[[str], None]) -> None:
@@ -56,6 +63,10 @@ class Loop:
         self.parts.attach(parts)
         self._notify = notify
         self._on_first_step = self.parts.hooks("on_first_step")
+
+    def fit_memory(self, fitted: FittedSteps) -> None:
+        """Take the steps in micro-batches that fit in memory."""
+        self.fitted, self.take_step = fitted, fitted.take
 
     @property
     def state(self) -> State:
@@ -76,20 +87,27 @@ class Loop:
             WorkerError: a data worker died, here or on another rank; the state is that of a step.
         """
         end, state, log = self.plan.total_steps, self.state, self.log
-        requests = self.requests
+        requests, is_again = self.requests, False
         self.start()
         with manual_gc() as collect, self.parts.explain_errors():
             log.start_clock()
             log.count_from_here()
             while self.state.progress.step < end and requests.stopping is None:
                 asked = time.perf_counter()
+                same_size_until = self._use_size(is_again=is_again)
                 for batch in self.loader.batches(
                     self.state.progress.epoch, self.state.progress.position
                 ):
                     log.data_wait_s += time.perf_counter() - asked
                     if state.spikes.skipped_steps:
                         batch = state.spikes.filter_batch(batch, state.progress.step + 1)
-                    result = self.step(batch)
+                    try:
+                        result = self.step(batch) if not is_again else self._step_again(batch)
+                    except StepAgain:
+                        is_again = True
+                        del batch  # its memory is needed
+                        break
+                    is_again = False
                     place, self.ends_epoch = state.progress, batch.ends_epoch
                     ends = self.ends_epoch or place.step >= end or requests.stopping is not None
                     if (ends or place.step >= log.next_look) and log.take_if_due(force=ends):
@@ -105,11 +123,29 @@ class Loop:
                     if place.step >= end or requests.stopping is not None:
                         requests.check_workers()
                         return
+                    if place.step >= same_size_until:
+                        break
                     asked = time.perf_counter()
                 else:
                     place = self.state.progress
                     if place.position:  # this epoch has no more batches
                         self.state.progress = place._replace(epoch=place.epoch + 1, position=0)
+
+    def _use_size(self, *, is_again: bool) -> float:
+        """Set the micro-batch size of the next step; return the last step with this size."""
+        if self.fitted is None:
+            return math.inf
+        if is_again:
+            release_memory(self.loader.device)
+        return self.fitted.use_size(self.state.progress.step + 1)
+
+    def _step_again(self, batch: Batch) -> StepResult:
+        """Take a step whose callbacks have seen the batch already."""
+        hooks, self.parts.on_batch = self.parts.on_batch, []
+        try:
+            return self.step(batch)
+        finally:
+            self.parts.on_batch = hooks
 
     def _call_between(self, result: StepResult) -> None:
         for hook in self.parts.hooks("on_between"):
@@ -126,7 +162,7 @@ class Loop:
                 self.react(reply)
         self._is_stepping = True
         try:
-            result = train_step(self.context, batch)
+            result = self.take_step(self.context, batch)
         except (IndexError, RuntimeError, MemoryError, ValueError) as error:
             explained = self._explain(error, batch)
             if explained is error:
@@ -170,6 +206,8 @@ class Loop:
             explained = explain_single(error, batch.samples)
         else:
             explained = self.parts.explain(error) or self.world.explain_error(error)
+            if explained is not error and self.fitted is not None and self.fitted.advice:
+                explained.args = (f"{explained}\n{self.fitted.advice}",)
         return error if explained is None else explained
 
     def after_step(self, function: Callable[[], object]) -> None:

@@ -149,10 +149,11 @@ class Parts:
         self._moments = moments
         self.on_batch, self.on_step = moments["on_batch"], moments["on_step"]  # for each step
         self._context.on_backward = [
-            partial(self._call_backward, hook) for hook in moments["on_backward"]
+            partial(self.call_backward, hook) for hook in moments["on_backward"]
         ]
 
-    def _call_backward(self, hook: Callable[..., Reply], state: "State") -> None:
+    def call_backward(self, hook: Callable[..., Reply], state: "State") -> None:
+        """Call a hook after the backward pass; do what it returns."""
         if (reply := hook(state)) is not None:
             self._react(reply)
 

@@ -195,6 +195,13 @@ def train_step(context: StepContext, batch: Batch) -> StepResult:
     return StepResult(*done, numbers_before=buffers.numbers)
 
 
+def try_update(context: StepContext, batch: Batch) -> None:
+    """Update the parameters once to see what it takes, without schedule, loss scale and guard."""
+    forward_backward(context, batch, batch.items if context.loss.divides else 1.0)
+    context.strategy.clip_grad_norm()
+    context.strategy.optimizer.step()
+
+
 def _usual_update(
     context: StepContext, batch: Batch, divisor: float, lr_factor: float
 ) -> tuple[UpdateResult, float]:
@@ -248,6 +255,10 @@ def _recompute_seeded(context: StepContext, batch: Batch, divisor: float) -> Gra
     metrics.pop_logged()
     with context.generators.preserved():
         return forward_backward(context, batch, divisor)
+
+
+# What the traceback of an error has before the function that a step was calling.
+PARTS_OF_STEP: tuple[Any, ...] = (train_step, _usual_update, _recompute_seeded)
 
 
 def forward_backward(context: StepContext, batch: Batch, divisor: float) -> Gradients:

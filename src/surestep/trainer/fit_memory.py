@@ -1,0 +1,287 @@
+"""The micro-batch sizes of a run with `micro_batch_size="fit"`: recorded, and used again."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import torch
+
+from surestep.base.errors import ConfigError
+from surestep.base.text import format_bytes
+from surestep.engine.allocator import usable_memory
+from surestep.engine.data.batch_loader import BatchLoader
+from surestep.engine.data.smaller_batches import Retry
+from surestep.engine.distributed.communicator import Communicator
+from surestep.engine.distributed.launcher_env import request_restart
+from surestep.engine.plan.fitting import ALL, FoundSize, SizeChange, SizesByStep
+from surestep.engine.resolve.data import why_not_split
+from surestep.engine.step.fitted_steps import FittedSteps
+from surestep.record.events import find_events
+from surestep.record.run_writer import RunWriter
+from surestep.trainer.found_sizes import FoundSizes, load_sizes, locate_sizes, store_sizes
+from surestep.trainer.memory import find_largest_eval_batch, find_largest_micro_batch
+from surestep.trainer.planning import PreparedTask, TaskOrigin
+from surestep.trainer.rank_zero import run_on_rank_zero
+from surestep.trainer.resume import ResumeDecision
+from surestep.trainer.session import Session
+
+EVENT, OUT_OF_MEMORY = "micro_batch", "memory ran out"
+_EARLIER = "an earlier run of this recipe on this machine found it"
+_ESTIMATED = "by the estimated memory of a step"
+_USABLE = 0.9  # of the free memory: an estimate may be too low by a tenth
+_FRAGMENTED = 0.1  # of what is reserved, from which on a notice names it
+
+
+def read_sizes(world: Communicator, recorder: RunWriter) -> list[dict[str, Any]]:
+    """Return the sizes that the run has recorded, on all ranks."""
+    path = recorder.folder / "events.jsonl"
+
+    def read() -> list[dict[str, Any]]:
+        return find_events(path, EVENT) if recorder.published and path.exists() else []
+
+    return run_on_rank_zero(world, read)
+
+
+def plan_first_sizes(
+    world: Communicator,
+    planned: PreparedTask,
+    origin: TaskOrigin,
+    recorder: RunWriter,
+    decision: ResumeDecision,
+) -> tuple[PreparedTask, list[dict[str, Any]]]:
+    """Return it with the size that the run has recorded for its next step, or else a start.
+
+    Also return all sizes that the run has recorded.
+    """
+    if not (planned.fits or planned.fits_evaluation):
+        return planned, []
+    known, step = read_sizes(world, recorder), 1
+    if decision.checkpoint is not None and decision.parent is None:
+        step += decision.checkpoint.record["progress"]["step"]
+    size = _sizes_of(known, None).at(step)
+    if size is None or not planned.fits:
+        find = partial(find_start, planned, origin)
+        found = run_on_rank_zero(world, find, decode=_as_found_sizes)
+        return planned.start_with(**found), known
+    first = min(entry["step"] for entry in known if entry["size"] == size)
+    why = f"this run uses it from step {first} on"
+    return planned.start_with(fitting=FoundSize(size, why, is_recorded=True)), known
+
+
+def _as_found_sizes(values: dict[str, Any]) -> dict[str, FoundSize]:
+    return {name: FoundSize(*value) for name, value in values.items()}
+
+
+def start_fitted(
+    planned: PreparedTask, origin: TaskOrigin, memory: int | None = None
+) -> PreparedTask:
+    """Return it with a Plan that has the sizes that a new run starts with.
+
+    `memory` is the bytes of a device that is not there; None is the device of this machine.
+    """
+    if not (planned.fits or planned.fits_evaluation):
+        return planned
+    return planned.start_with(**find_start(planned, origin, memory))
+
+
+def find_start(
+    planned: PreparedTask, origin: TaskOrigin, memory: int | None = None
+) -> dict[str, FoundSize]:
+    """Return the sizes to start with, by fields of TaskInfo: of earlier runs, or estimated.
+
+    A field is missing if nothing is known: the start is then all of a batch. `memory` is that of a
+    device that is not there.
+
+    Raises:
+        ConfigError: a batch does not fit, and splitting it changes the update.
+    """
+    plan = planned.plan
+    earlier = load_sizes(locate_sizes(planned, origin)) if memory is None else FoundSizes()
+    free = _free_memory(planned) if memory is None else memory
+    share = -(-plan.batch_size // plan.parallel_ranks)
+    found: dict[str, FoundSize] = {}
+    if planned.fits and earlier.training is not None:
+        found["fitting"] = FoundSize(earlier.training, _EARLIER)
+    elif planned.fits and (size := _estimate(find_largest_micro_batch, planned, free)) is not None:
+        parts = -(-share // max(1, size))  # of about the same size
+        found["fitting"] = FoundSize(-(-share // parts), _ESTIMATED)
+    start, changes = found.get("fitting"), why_not_split(planned.info)
+    if start is not None and start.size < share and changes:
+        raise ConfigError(
+            f"micro_batch_size='fit' would split a batch into micro-batches of {start.size} "
+            f"({start.why}), and that changes the update: {changes[0]}. Set "
+            f"micro_batch_size={start.size} if the update may change, or "
+            f"batch_size={start.size * plan.parallel_ranks}."
+        )
+    if planned.fits_evaluation and earlier.evaluation is not None:
+        found["fitting_evaluation"] = FoundSize(earlier.evaluation, _EARLIER)
+    elif (
+        planned.fits_evaluation
+        and planned.task.val_sets()
+        and (size := _estimate(find_largest_eval_batch, planned, free)) is not None
+    ):
+        found["fitting_evaluation"] = FoundSize(max(1, min(size, share)), _ESTIMATED)
+    return found
+
+
+def _estimate(
+    find: Callable[[PreparedTask, int], int], planned: PreparedTask, free: float
+) -> int | None:
+    """Return the size that fits by an estimate; None if the memory of a step is not known."""
+    with suppress(ConfigError):
+        return find(planned, int(_USABLE * free))
+    return None
+
+
+def _free_memory(planned: PreparedTask) -> float:
+    """Return the bytes that this process can still get on the device."""
+    device = planned.plan.device
+    if device.type == "cuda" and torch.cuda.is_available():
+        return float(torch.cuda.mem_get_info(device)[0])
+    if device.type == "cuda":
+        return float(planned.system.cuda_memory[device.index or 0])
+    return usable_memory()
+
+
+def _sizes_of(known: list[dict[str, Any]], split: str | None) -> SizesByStep:
+    """Return the sizes of the evaluations of a split; None is the training."""
+    return SizesByStep(
+        (entry["step"], entry["size"]) for entry in known if entry.get("split") == split
+    )
+
+
+def fit_memory(
+    session: Session,
+    planned: PreparedTask,
+    origin: TaskOrigin,
+    recorder: RunWriter,
+    known: list[dict[str, Any]],
+) -> None:
+    """Train and evaluate in batches that fit in memory, if that is set."""
+    if planned.fits or planned.fits_evaluation:
+        store = partial(store_sizes, locate_sizes(planned, origin))
+    if planned.fits and not session.finished:
+        _fit_training(session, planned, recorder, known, store)
+    if planned.fits_evaluation:
+        fitted = FittedEvaluations(session, planned, recorder, known, store)
+        session.evaluations.fit_memory(fitted.use_size)
+
+
+def _fit_training(
+    session: Session,
+    planned: PreparedTask,
+    recorder: RunWriter,
+    known: list[dict[str, Any]],
+    store: Callable[..., None],
+) -> None:
+    """Take the steps of a session in the recorded sizes, and in smaller ones if memory runs out."""
+    loop, step = session.loop, session.state.progress.step + 1
+    sizes = _sizes_of(known, None)
+    if sizes.at(step) is None:
+        size, planned_size = loop.loader.layout.micro_batch_size, planned.plan.micro_batch_size
+        why = ALL if planned.info.fitting is None else planned.info.fitting.why
+        if size < planned_size:
+            why = f"the first batch ran out of memory in micro-batches of {planned_size}"
+            store(training=size)
+        recorder.durable_event(EVENT, step=step, size=size, why=why)
+        sizes.add(step, size)
+    recorder.note(micro_batch_size=sizes.at(step))
+    is_shared, reasons = loop.world.size > 1, why_not_split(planned.info)
+    append = recorder.durable_event_of_rank if is_shared else recorder.durable_event
+
+    def record(change: SizeChange) -> None:
+        append(EVENT, why=OUT_OF_MEMORY, **_held(change))
+        recorder.note(micro_batch_size=change.size)
+        store(training=change.size)
+        if is_shared:
+            request_restart()
+        else:
+            session.messages.print_line(_describe_change(change))
+
+    why_not = reasons[0] if reasons else ""
+    loop.fit_memory(FittedSteps(loop.loader, sizes, record, why_not=why_not, is_shared=is_shared))
+
+
+class FittedEvaluations:
+    """The sizes of the evaluations of an open run, by split.
+
+    Args:
+        session: of the run.
+        planned: its task.
+        recorder: of its folder.
+        known: the sizes that the run has recorded.
+        store: keeps the smallest size for later runs.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        planned: PreparedTask,
+        recorder: RunWriter,
+        known: list[dict[str, Any]],
+        store: Callable[..., None],
+    ) -> None:
+        self._session, self._recorder, self._known = session, recorder, known
+        found = planned.info.fitting_evaluation
+        self._why = "as many as in training" if found is None else found.why
+        self._store, self._smallest = store, planned.plan.validation_batch_size
+        self._sizes: dict[str, SizesByStep] = {}
+
+    def use_size(self, loader: BatchLoader) -> Retry:
+        """Split the data of a loader as recorded for this step; return what decides on retries."""
+        split, step = loader.subset, self._session.state.progress.step
+        if split not in self._sizes:
+            self._sizes[split] = _sizes_of(self._known, split)
+        size = self._sizes[split].at(step)
+        if size is None:
+            fields = {"step": step, "size": loader.layout.micro_batch_size, "why": self._why}
+            self._recorder.durable_event(EVENT, split=split, **fields)
+            self._sizes[split].add(step, loader.layout.micro_batch_size)
+        elif size != loader.layout.micro_batch_size:
+            loader.split_into(size)
+        return partial(self._retry, split, step)
+
+    def _retry(self, split: str, step: int, before: int, held: dict[str, Any]) -> bool:
+        """Make a smaller size durable, and report it; several ranks cannot go back together."""
+        change = SizeChange(step, before // 2, before, **held)
+        is_shared = self._session.loop.world.size > 1
+        record = self._recorder.durable_event_of_rank if is_shared else self._recorder.durable_event
+        record(EVENT, split=split, why=OUT_OF_MEMORY, **_held(change))
+        self._sizes[split].add(step, change.size)
+        self._smallest = min(self._smallest, change.size)
+        self._store(evaluation=self._smallest)
+        if is_shared:
+            request_restart()
+        else:
+            self._session.messages.print_line(
+                f"The evaluation of {split} ran out of memory in batches of {before}: all of it "
+                f"is repeated in batches of {change.size}, as are later ones. "
+                f"{describe_fragmentation(change)}".rstrip()
+            )
+        return not is_shared
+
+
+def _held(change: SizeChange) -> dict[str, Any]:
+    return {name: value for name, value in change._asdict().items() if value is not None}
+
+
+def _describe_change(change: SizeChange) -> str:
+    return (
+        f"Step {change.step} ran out of memory in micro-batches of {change.before}: it is taken "
+        f"again in micro-batches of {change.size}, as are the steps after it. "
+        f"{describe_fragmentation(change)}".rstrip()
+    )
+
+
+def describe_fragmentation(change: SizeChange) -> str:
+    """Return what to set if much memory was reserved but not used; "" if not, or not known."""
+    if change.allocated is None or not change.reserved:
+        return ""
+    unused = change.reserved - change.allocated
+    if unused < _FRAGMENTED * change.reserved:
+        return ""
+    return (
+        f"{format_bytes(unused)} of {format_bytes(change.reserved)} was reserved and not "
+        "allocated (fragmentation): set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
+    )
