@@ -111,10 +111,9 @@ def prepare(
     opened, noting = Opened(), NotChecked()
     try:
         planned = plan_task(task, config, origin=origin)
-        plan = planned.plan
         check_restarts(planned.system.launched, folder)
         world = opened.join_ranks(planned, origin)
-        recorder = opened.open_folder(folder, start, origin, plan)
+        recorder = opened.open_folder(folder, start, origin, planned.plan)
         if config.optim.lr == FIND and (recorder.published or resume != "must"):
             from surestep.trainer.find_lr import find_at_start  # few runs need it
 
