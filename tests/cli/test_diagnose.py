@@ -159,6 +159,33 @@ def test_incident_is_listed_with_the_command_that_replays_it(folder, recipe, sur
     assert surestep(*command.split()[1:]).code == 0
 
 
+OUT_OF_MEMORY = (
+    RECIPE.replace("surestep.Task(", "surestep.Task(batch_transform=grow, ", 1)
+    + """
+
+calls = []
+
+def grow(x, y):
+    calls.append(x)
+    torch.empty(2**55 if len(calls) == 4 else 1)
+    return x, y
+"""
+)
+
+
+def test_report_of_memory_that_ran_out_is_shown(folder, recipe, surestep):
+    done = surestep("train", recipe(OUT_OF_MEMORY), "--run", "r")
+    assert done.code == 1
+    (report,) = read(surestep, "r")["memory"]
+    step, path = report["step"], report["path"]
+    assert path == f"r/out-of-memory-step-{step}.json"
+    for line in report["text"].splitlines():
+        assert line in done.err
+        assert line in surestep("diagnose", "r").out
+    (folder / path).write_text('{"format": 1}')
+    assert read(surestep, "r")["memory"] == []
+
+
 def test_findings_of_the_run_are_listed(folder, recipe, surestep):
     text = RECIPE.replace("val=(x[24:32], y[24:32])", "val=(x[:24], y[:24])")
     assert surestep("train", recipe(text), "--run", "r").code == 0

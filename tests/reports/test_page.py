@@ -136,7 +136,11 @@ def test_hostile_names_are_texts(browser, show, count):
         ending={"findings": [finding], "reason": HOSTILE, "monitor": [f"val/{HOSTILE}", "max"]},
         plan=[{"option": HOSTILE, "value": HOSTILE, "reason": HOSTILE}],
         environment={HOSTILE: HOSTILE},
+        **{"out-of-memory-step-3": {"format": 1, "where": "", "text": f"Of step 3\n{HOSTILE}"}},
     )
+    if count == 1:
+        (report,) = browser.find_all("#memory-that-ran-out .finding")
+        assert report.text.splitlines()[0] == "Of step 3"
     assert browser.run("return document.title") in ("run 0 - surestep", "2 runs - surestep")
     assert browser.run("return document.images.length") == 0
     assert len(browser.find_all("script")) == 2

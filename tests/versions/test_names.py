@@ -20,6 +20,10 @@ TESTED = {
         "tests/doctor/test_private.py",
         "test_traced_function_has_no_operations_of_the_rules",
     ),
+    "torch._C._autograd.SavedTensor.data": (
+        "tests/engine/profile/test_saved_tensors.py",
+        "test_graph_stores_what_the_hooks_of_torch_record",
+    ),
     "torch.optim.Muon": (
         "tests/laws/test_law_9_rejections.py",
         "test_impossible_option_is_rejected_with_a_remedy",

@@ -71,6 +71,10 @@ def _format(result: Mapping[str, Any]) -> Iterator[str]:
     for incident in result["incidents"]:
         yield _wrap(one_line(incident["text"]), 4, "  - ")
         yield f"    {one_line(incident['command'])}"
+    for report in result["memory"]:
+        yield ""
+        yield from map(one_line, report["text"].splitlines())
+        yield f"More in {one_line(report['path'])}."
 
 
 def _wrap(text: str, indent: int, first: str | None = None) -> str:

@@ -1,14 +1,24 @@
 """Differences between devices: which GPU "cuda" is, memory that ran out, dtypes of sums."""
 
 import gc
-import sys
 import traceback
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 
+from surestep.engine.host_memory import peak_resident
+
 WITHOUT_FLOAT64 = ("mps",)  # types of devices
+_STAGE = "surestep_stage"
+_HOST = "DefaultCPUAllocator"
+_NO_MEMORY = (  # in a RuntimeError: of the host, MPS, and CUDA's libraries for their workspace
+    _HOST,
+    "MPS backend out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
 _UNCHANGED: AbstractContextManager[Any] = nullcontext()
 
 
@@ -26,7 +36,28 @@ def ran_out(error: BaseException) -> bool:
     """Return whether memory ran out, on the device or on the host."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
+
+
+def ran_out_on_host(error: BaseException) -> bool:
+    """Return whether the error of memory that ran out is one of the host's."""
+    return isinstance(error, MemoryError) or _HOST in str(error)
+
+
+@contextmanager
+def name_stage(stage: str) -> Iterator[None]:
+    """Add to an error of memory that runs out in a block when it did, for `stage_of`."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if ran_out(error):
+            vars(error)[_STAGE] = stage
+        raise
+
+
+def stage_of(error: BaseException) -> str | None:
+    """Return when memory ran out, if the error says so: "at the first batch"."""
+    return vars(error).get(_STAGE)
 
 
 def describe_memory(error: BaseException, device: torch.device) -> dict[str, Any]:
@@ -47,7 +78,9 @@ def release_memory(device: torch.device) -> None:
 
 def clear_frames(error: BaseException | None) -> None:
     """Drop the tensors that the frames of an error, and of those before it, refer to."""
-    while error is not None:
+    cleared: list[BaseException] = []
+    while error is not None and error not in cleared:  # they may form a circle
+        cleared.append(error)
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
 
@@ -77,7 +110,4 @@ def peak_memory(device: torch.device) -> int:
     """Return the most bytes that torch had on a CUDA device, or this process on the host."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    import resource  # which Windows lacks
-
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024  # from KiB
+    return peak_resident()

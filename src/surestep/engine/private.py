@@ -83,6 +83,10 @@ remove_worker_pids = find_name("torch._C:_remove_worker_pids", instead=lambda lo
 call_module = find_name("torch.nn:Module._call_impl", instead=None)
 # Without them, a module cannot be compiled in place: `compile` is rejected.
 can_compile_in_place = call_module is not None and hasattr(torch.nn.Module, "_compiled_call_impl")
+# What autograd stores, as it is stored. Without it, a stored tensor is read as the backward does.
+saved_tensor_data = find_name("torch._C._autograd:SavedTensor.data", instead=None)
+# What PyTorch's memory viewer opens, of all CUDA devices. Without it, there is no such file.
+dump_cuda_snapshot = find_name("torch.cuda.memory:_dump_snapshot", instead=None)
 _C10D = "torch.distributed.distributed_c10d"
 get_default_store = find_name(f"{_C10D}:_get_default_store", instead=_reject_open_group)
 # Without it, the timeout of the start stays.

@@ -15,7 +15,7 @@ _NOT_RECORDS = frozenset({CHECKPOINTS, LOCK, LINK})
 # What surestep writes into a run folder; callbacks and users may add other files.
 _OF_RUN = re.compile(
     r"(config|plan|environment|status|signature|ds_config|skipped|data_findings|predictions)\.json"
-    r"|out-of-memory-[^/]+\.json"
+    r"|out-of-memory-[^/]+\.(json|pickle)"
     r"|events(-damaged-[0-9]+)?\.jsonl"
     r"|(checkpoints/step-|incidents/step-)[0-9]+/.+|(tensorboard|trackers|profile)/.+"
 )

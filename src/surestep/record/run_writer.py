@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from surestep.base.errors import CheckpointError, Preempted, RunError
+from surestep.base.errors import CheckpointError, OutOfMemoryError, Preempted, RunError
 from surestep.base.files import remove_stale
 from surestep.base.paths import FixedPath
 from surestep.base.secrets import mask_secrets
@@ -302,6 +302,11 @@ class RunWriter:
         if self._lock is not None:
             write_skipped(self.folder / "skipped.json", self.run.skipped)
 
+    @property
+    def owns(self) -> bool:
+        """Whether this process writes the folder."""
+        return self._lock is not None
+
     def write(self, name: str, content: dict[str, Any]) -> Path:
         """Write a JSON file into the folder, on rank 0; return its path."""
         path = self.folder / name
@@ -405,6 +410,8 @@ def describe_error_end(error: BaseException) -> tuple[str, str]:
     """Return status and reason of a run that ended by an error: failed, or stopped by a signal."""
     if isinstance(error, Preempted):
         return "stopped", error.reason
+    if isinstance(error, OutOfMemoryError):  # out-of-memory-*.json has the other lines
+        return "failed", f"{type(error).__name__}: {error}".partition("\n")[0]
     if isinstance(error, Exception):
         return "failed", f"{type(error).__name__}: {error}"
     return "stopped", CTRL_C if isinstance(error, KeyboardInterrupt) else type(error).__name__

@@ -21,6 +21,7 @@ from typing_extensions import TypedDict
 
 CONFIG_FORMAT = 3
 INCIDENT_FORMAT = 3
+MEMORY_FORMAT = 1
 EVENTS_FORMAT = 2
 STUDY_FORMAT = 3
 MIRROR_FORMAT = 1
@@ -373,6 +374,7 @@ _MICRO_BATCH = _open(
         "part_items": list[Number],
     }
 )
+MEMORY_REPORT = adapter(_open({"format": _version(MEMORY_FORMAT), "where": str, "text": str}))
 INCIDENT = adapter(
     _open(
         {

@@ -86,6 +86,7 @@ def describe_numbers(run: Run, name: str, records: Records) -> dict[str, Any]:
         "curve": found["curve"],
         "findings": found["findings"] or list(_list_findings(records)),
         "incidents": found["incidents"],
+        "memory": found["memory"],
         "commands": _list_commands(run, name, found["state"]),
         "final": [
             {"step": one.step, "which": one.which, "metrics": _numbers(one.metrics)}

@@ -1,4 +1,4 @@
-"""What is wrong with a run: the states of its curve, its findings, and its incidents."""
+"""What is wrong with a run: the states of its curve, findings, incidents, and memory."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from surestep.doctor.curves.name import name_curve
 from surestep.doctor.curves.state import CurveState
 from surestep.recipes.find import recipe_argument
 from surestep.record.incident import Incident, incidents_of
+from surestep.record.memory_report import memory_reports_of
 from surestep.record.progress import read_progress
 from surestep.record.records import Records
 from surestep.record.run import Run
@@ -51,6 +52,10 @@ def diagnose(opened: Run, name: str, records: Records | None = None) -> dict[str
         "findings": status.get("findings", []),
         "incidents": [
             _describe_incident(incident, opened, name) for incident in incidents_of(opened.path)
+        ],
+        "memory": [
+            {"step": one.step, "path": f"{name}/{one.path.name}", "text": one.text}
+            for one in memory_reports_of(opened.path)
         ],
     }
 

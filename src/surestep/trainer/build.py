@@ -20,6 +20,7 @@ from surestep.engine.data.dataset import count_samples
 from surestep.engine.data.lengths import EPOCH_LENGTHS
 from surestep.engine.data.smaller_batches import retry_in_smaller_batches
 from surestep.engine.data.stream_loader import checkpoint_state
+from surestep.engine.device import name_stage
 from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.losses.adapt import Loss
 from surestep.engine.losses.multi import code_of_losses
@@ -78,6 +79,7 @@ class BuiltLoop(NamedTuple):
 
     Attributes:
         loop: takes the steps.
+        planned: its task, with the options.
         check_requires_grad: checks, at log points, what your code froze or unfroze.
         leaves: checks the tensors that get a gradient.
         writes: restores what a forward changes.
@@ -85,6 +87,7 @@ class BuiltLoop(NamedTuple):
     """
 
     loop: Loop
+    planned: PreparedTask
     check_requires_grad: Callable[..., None]
     leaves: UnheldLeafCheck
     writes: RestoreWrites
@@ -117,8 +120,9 @@ def build(
     model = planned.model
     if plan.parallel_sync_batchnorm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
-    model = strategy.prepare_model(model, plan)
-    loss.to(plan.device)
+    with name_stage(f"while the model was placed on {plan.device}"):
+        model = strategy.prepare_model(model, plan)
+        loss.to(plan.device)
     loader = make_loader(task.train, "train", task=task, loss=loss, plan=plan, training=True)
     settings.callback(loader.close)
     first = _try_first_batch(planned, model, loader, fresh=fresh, is_alone=world.size == 1)
@@ -147,6 +151,7 @@ def build(
     state.unfreezing = make_unfreeze_schedule(model, plan, groups, context.train_modes)
     return BuiltLoop(
         loop,
+        planned,
         check,
         leaves,
         writes,
@@ -172,6 +177,7 @@ def _try_first_batch(
     )
     can_split = planned.fits and is_alone and not why_not_split(planned.info)
     with (
+        name_stage("at the first batch"),
         disable_compile(model),
         preserve_weights(model),
         preserve_attributes(*codes, task.batch_transform),

@@ -43,6 +43,7 @@ from surestep.engine.value import Value
 from surestep.record.checkpoint.reader import CheckpointInfo
 from surestep.record.pretrained import load_init_weights
 from surestep.record.run import Run, Which
+from surestep.trainer.out_of_memory import Failure, explain_memory_errors
 from surestep.trainer.planning import (
     PreparedTask,
     check_split,
@@ -159,7 +160,8 @@ class Evaluator:
         loaders = {name: self.loaders[name] for name in names}
         parts = loop.state.model, loop.context.loss, self.task.metrics
         self._generators = self._generators or generators_of(*parts)
-        try:
+        size = max((loader.layout.batch_size for loader in loaders.values()), default=1)
+        with loop.parts.explain_errors(size):
             return evaluate_parts(
                 loop.state.model,
                 loaders,
@@ -173,11 +175,6 @@ class Evaluator:
                 collectors=collectors,
                 retry=self.fitting,
             )
-        except (RuntimeError, MemoryError) as error:
-            size = max(loader.layout.batch_size for loader in loaders.values())
-            if (explained := loop.parts.explain(error, size)) is None:
-                raise
-            raise explained from error
 
     def predict(self, split: str, mc_dropout: int | None) -> Predictions:
         """Predict each sample of a split."""
@@ -193,7 +190,8 @@ class Evaluator:
             writes=context.writes,
         )
         try:
-            return _retry_if(self.fitting is not None, function, loader)
+            with self.loop.parts.explain_errors(loader.layout.batch_size):
+                return _retry_if(self.fitting is not None, function, loader)
         finally:
             loader.close()
 
@@ -282,7 +280,9 @@ def evaluate_run(
         check_split(name, loaders)
     model, saved = load_checkpoint_model(run, planned, which)
     planned.loss.to(planned.plan.device)
-    with torch_settings(planned.plan):
+    size = max(loaders[name].layout.batch_size for name in names)
+    failure = Failure(f"in the evaluation of {split}", planned, model, evaluation_size=size)
+    with torch_settings(planned.plan), explain_memory_errors(failure):
         metrics = evaluate_parts(
             model,
             {name: loaders[name] for name in names},
@@ -321,7 +321,9 @@ def predict_run(
     loader = _predict_loader(planned.task, planned.plan, split)
     model, saved = load_checkpoint_model(run, planned, which)
     total = count_samples(data_splits(planned.task)[split], split) if watch is not None else None
-    with torch_settings(planned.plan):
+    size = loader.layout.batch_size
+    failure = Failure(f"in the prediction of {split}", planned, model, evaluation_size=size)
+    with torch_settings(planned.plan), explain_memory_errors(failure):
         function = partial(
             predict,
             model,

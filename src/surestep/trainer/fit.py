@@ -15,6 +15,7 @@ from surestep.engine.distributed.shards import is_model_sharded
 from surestep.engine.distributed.stop_signals import CTRL_C
 from surestep.record.checkpoint.discovery import list_checkpoints, step_of
 from surestep.record.run import Run
+from surestep.record.run_writer import describe_error_end
 from surestep.trainer.session import Session
 from surestep.trainer.signals import resume_hint, stop_after_step
 from surestep.trainer.summary import ALL_DONE
@@ -54,7 +55,7 @@ def fit(session: Session) -> Run:
             _fail(session, error, reason, **({"resumable": saved} if is_worker else {}))
             raise
         except Exception as error:
-            _fail(session, error, f"{type(error).__name__}: {error}")
+            _fail(session, error, describe_error_end(error)[1])
             if (explained := session.loop.parts.explain(error)) is not None:
                 raise explained from error
             raise

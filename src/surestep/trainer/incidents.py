@@ -1,4 +1,4 @@
-"""Non-finite steps and memory errors: their cause, and what the run folder keeps of them."""
+"""Non-finite steps: their cause, and what the run folder keeps of them."""
 
 import shlex
 from collections.abc import Callable
@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from surestep.base.errors import DataError, NonFiniteError, OutOfMemoryError, SurestepError
-from surestep.base.text import format_bytes
+from surestep.base.errors import DataError, NonFiniteError, SurestepError
 from surestep.engine.batch import Batch
 from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.data.stream_loader import StreamLoader
-from surestep.engine.device import ran_out
 from surestep.engine.diagnose.step_history import StepHistory
 from surestep.engine.distributed.rank_status import capitalize_first
 from surestep.engine.plan.plan import Plan
-from surestep.engine.profile.oom import memory_snapshot
 from surestep.engine.state.state import Progress, State
 from surestep.engine.step.log_point import (
     STATE_BEFORE,
@@ -261,40 +258,3 @@ def _add_explanation(
         error.module, error.operation = diagnosis.cause.module, diagnosis.cause.operation
     error.positions = tuple(sample.position for sample in samples)
     error.samples = tuple(indices)
-
-
-class ExplainMemory(Part):
-    """Writes what is in memory if it runs out, and says what to set.
-
-    Args:
-        recorder: of the run folder.
-        plan: the options of the run.
-    """
-
-    def __init__(self, recorder: RunWriter, plan: Plan) -> None:
-        self._recorder, self._plan = recorder, plan
-
-    def on_error(
-        self, state: State, error: Exception, place: StepResult | int | None
-    ) -> OutOfMemoryError | None:
-        """Return an error with the sizes and what to set."""
-        if not ran_out(error):
-            return None
-        plan, step = self._plan, state.progress.step
-        if isinstance(place, int):
-            name, where = f"evaluation-{step}", f"in the evaluation after step {step}"
-            hint = f"Use a smaller validation.batch_size than {place}: no metric changes."
-        else:
-            name, where = f"step-{step + 1}", f"in step {step + 1}"
-            hint = (
-                f"Use a smaller micro_batch_size than {plan.micro_batch_size}, which changes no "
-                "update, or activation_checkpointing='on'."
-            )
-        snapshot = memory_snapshot(state, plan.device)
-        path = self._recorder.write(f"out-of-memory-{name}.json", snapshot)
-        kinds = ("weights", "gradients", "optimizer", "allocated")
-        sizes = ", ".join(f"{kind} {format_bytes(snapshot[kind])}" for kind in kinds)
-        first = str(error).partition("\n")[0]
-        return OutOfMemoryError(
-            f"Memory ran out {where}: {first} In memory: {sizes}; more in {path}. {hint}"
-        )

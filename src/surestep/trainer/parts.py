@@ -20,7 +20,7 @@ from surestep.record.run_writer import RunWriter
 from surestep.tracking.graph import WriteGraph
 from surestep.tracking.histograms import RecordHistograms
 from surestep.trainer.build import BuiltLoop
-from surestep.trainer.incidents import ExplainMemory
+from surestep.trainer.out_of_memory import ExplainMemory
 from surestep.trainer.rank_consistency import CheckReplicas
 from surestep.trainer.record_steps import RecordSteps
 from surestep.trainer.scheduled import EarlyStopping, ScheduledEvaluation, ScheduledSaving
@@ -40,7 +40,7 @@ def list_parts(
     built: BuiltLoop,
     recorder: RunWriter,
     display: NullProgress,
-    callbacks: Iterable[Callback],
+    callbacks: Sequence[Callback],
     senders: Iterable[InBackground],
     start_time: float,
 ) -> Sequence[Callback]:
@@ -64,7 +64,7 @@ def list_parts(
         built.writes,  # before others read what the forwards changed; the ranks compare it
         Functions("late generators", on_first_step=lambda state: built.seed_late_generators()),
         # What ends or explains a step. All ranks pause together.
-        ExplainMemory(recorder, plan),  # the rank that ran out
+        ExplainMemory(built.planned, callbacks, recorder, world.rank),  # the rank that ran out
     ]
     if plan.max_time is not None:
         parts.append(Deadline(start_time + plan.max_time.amount * 60, loop.requests.ask))

@@ -35,6 +35,7 @@ from surestep.trainer.build import BuiltLoop, build
 from surestep.trainer.config_diff import may_change_data
 from surestep.trainer.evaluator import Evaluator
 from surestep.trainer.fit_memory import fit_memory, plan_first_sizes
+from surestep.trainer.out_of_memory import Failure, explain_memory_errors
 from surestep.trainer.own_loop import describe_ignored
 from surestep.trainer.parts import InBackground, list_parts
 from surestep.trainer.planning import PreparedTask, TaskOrigin, make_eval_loaders, plan_task
@@ -110,10 +111,9 @@ def prepare(
     opened, noting = Opened(), NotChecked()
     try:
         planned = plan_task(task, config, origin=origin)
-        plan = planned.plan
         check_restarts(planned.system.launched, folder)
         world = opened.join_ranks(planned, origin)
-        recorder = opened.open_folder(folder, start, origin, plan)
+        recorder = opened.open_folder(folder, start, origin, planned.plan)
         if config.optim.lr == FIND:
             from surestep.trainer.find_lr import find_at_start  # few runs need it
 
@@ -125,7 +125,8 @@ def prepare(
         plan = planned.plan
         senders = TrackerThreads(plan, trackers, planned.model, world, decision, recorder)
         callbacks = [*callbacks, *plugin_callbacks(plan)]
-        with world.explain_errors():
+        starting = Failure("before the first step", planned, planned.model)
+        with world.explain_errors(), explain_memory_errors(starting):
             session, built, init = _open_session(planned, decision, opened, callbacks)
         display = open_progress(plan, session.state.progress.step, is_shown=world.is_first)
         in_background: list[InBackground] = [*senders.followers, *opened.mirrors]

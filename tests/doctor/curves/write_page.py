@@ -79,7 +79,8 @@ exponential and power-law falls, late falls, step decay and warm restarts, with 
 and similar noise, bad batches and NaN.
 
 `--json` prints `"curve"`, a list of one or two states with `"name"`, `"since_step"`, `"message"`,
-`"evidence"`, `"is_healthy"` and `"causes"`, and also `"findings"` and `"incidents"`.
+`"evidence"`, `"is_healthy"` and `"causes"`, and also `"findings"`, `"incidents"` and `"memory"`,
+the reports of [memory that ran out](profiling.md#when-memory-runs-out).
 """
 CONDITIONS: dict[Name, str] = {
     "falling": "the training loss fell. Nothing seems to be wrong",

@@ -104,6 +104,7 @@ def test_killed_worker_is_named_and_the_run_is_saved_and_resumable(tmp_path, kin
     with pytest.raises(WorkerError, match=r"was killed, possibly by the kernel .* \(pid") as died:
         fit(tmp_path / "r", loaders[0], **said)
     assert "SIGKILL" in str(died.value)
+    assert "on the host (RSS)" in str(died.value)
     assert "data.num_workers=2" in str(died.value)
     assert workers_left() == []
     status, last = Run(tmp_path / "r").status, Run(tmp_path / "r").last

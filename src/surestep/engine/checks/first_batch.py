@@ -9,13 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surestep.base.errors import (
-    DataError,
-    OutOfMemoryError,
-    SurestepError,
-    TaskError,
-    suggest_names,
-)
+from surestep.base.errors import DataError, SurestepError, TaskError, suggest_names
 from surestep.base.warn import warn
 from surestep.engine.batch import (
     MicroBatch,
@@ -248,13 +242,9 @@ class _Checks:
             is_of_model = isinstance(error, AttributeError) and not nesting_hint(micro.args)
             if is_of_model or is_network_error(error):  # it waits for other ranks, as FSDP's does
                 raise
-            shapes = describe_shapes((micro.args, dict(micro.kwargs)))
             if ran_out(error):
-                raise OutOfMemoryError(
-                    f"Memory ran out at the first batch, whose inputs have shapes {shapes}: "
-                    f"{str(error).partition(chr(10))[0]} Use a smaller micro_batch_size than "
-                    f"{micro.samples}, which changes no update."
-                ) from error
+                raise
+            shapes = describe_shapes((micro.args, dict(micro.kwargs)))
             why = explain_forward(error, self.model, micro)
             raise TaskError(
                 f"The model fails on the first batch, whose inputs have shapes {shapes}: {why}"

@@ -11,6 +11,7 @@ from torch import Tensor
 from surestep.base.errors import TaskError
 from surestep.base.warn import warn
 from surestep.engine.batch import MicroBatch, batch_size_of, describe_shapes, explain_targets
+from surestep.engine.device import ran_out
 from surestep.engine.losses.adapt import Loss
 from surestep.engine.losses.base import Squash
 from surestep.engine.model.compile import DispatchMode
@@ -80,6 +81,8 @@ def compute_checked_loss(loss: Loss, outputs: Any, targets: Any, micro: MicroBat
         try:
             value = loss.value(outputs, targets)
         except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+            if ran_out(error):
+                raise
             is_of_type = isinstance(error, (TypeError, AttributeError))
             of_targets = explain_targets(targets, "the loss") if is_of_type else ""
             if isinstance(error, AttributeError) and not of_targets:

@@ -32,6 +32,7 @@ from surestep.base.temp_folders import use_for_workers
 from surestep.engine import private
 from surestep.engine.data.failures import Failed, checked, explain_shared_memory
 from surestep.engine.data.worker_copies import Contents, find_change, list_contents, warn_of_change
+from surestep.engine.host_memory import read_host_memory
 from surestep.engine.object_search import Root
 
 GRACE_S = 30.0  # between SIGTERM and SIGKILL: Slurm's, Kubernetes' and torchrun's
@@ -239,7 +240,10 @@ def _describe(worker: BaseProcess, workers: int, stuck: set[int], *, imports_scr
         what_to_do = "Start the run again; data.num_workers=0 forks nothing."
     elif how == "SIGKILL":
         what = "was killed, possibly by the kernel because memory ran out"
-        what_to_do = f"{fewer} a smaller data.prefetch_factor; dmesg names what the kernel killed."
+        what_to_do = (
+            f"{fewer} a smaller data.prefetch_factor; dmesg names what the kernel killed. "
+            f"{read_host_memory().describe()}"
+        )
     elif how == "SIGBUS":
         what = "crashed: shared memory may be full"
         what_to_do = f"{fewer} enlarge /dev/shm (docker run --shm-size)."

@@ -89,7 +89,7 @@ class Loop:
         end, state, log = self.plan.total_steps, self.state, self.log
         requests, is_again = self.requests, False
         self.start()
-        with manual_gc() as collect:
+        with manual_gc() as collect, self.parts.explain_errors():
             log.start_clock()
             log.count_from_here()
             while self.state.progress.step < end and requests.stopping is None:
@@ -207,7 +207,7 @@ class Loop:
         else:
             explained = self.parts.explain(error) or self.world.explain_error(error)
             if explained is not error and self.fitted is not None and self.fitted.advice:
-                explained.args = (f"{explained} {self.fitted.advice}",)
+                explained.args = (f"{explained}\n{self.fitted.advice}",)
         return error if explained is None else explained
 
     def after_step(self, function: Callable[[], object]) -> None:

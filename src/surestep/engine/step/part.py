@@ -7,6 +7,7 @@ run. A moment that no part has costs nothing.
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -181,6 +182,20 @@ class Parts:
         state = self._context.state
         found = (hook(state, error, place) for hook in self._moments["on_error"])
         return next(filter(None, found), None)
+
+    @contextmanager
+    def explain_errors(self, place: int | None = None) -> Iterator[None]:
+        """Raise for an error of torch or of memory in a block what a part knows better.
+
+        Args:
+            place: the batch size of the evaluation.
+        """
+        try:
+            yield
+        except (RuntimeError, MemoryError) as error:
+            if (explained := self.explain(error, place)) is None:
+                raise
+            raise explained from error
 
     def time(self) -> tuple[dict[str, float], Callable[[], None]]:
         """Measure how long each part takes from now on, without the parts that it calls.

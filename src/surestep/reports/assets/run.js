@@ -13,6 +13,8 @@ function showRun(data) {
     add(["findings"], ({findings}) => makeSection("Findings", findings.map(makeFinding))),
     add(["incidents"], ({incidents}) => makeSection("Steps that were not finite", incidents.map(incident =>
       make("div", {class: "finding error"}, make("p", {}, incident.text), makeCommand(incident.command))))),
+    add(["memory"], ({memory}) => makeSection("Memory that ran out", memory.map(({text, path}) =>
+      make("div", {class: "finding error"}, text.split("\n").map(line => make("p", {}, line)), make("p", {class: "soft small"}, path))))),
     add(["commands"], ({commands}) => makeSection("Next", commands.map(({what, command}) =>
       make("div", {}, make("p", {class: "soft small"}, what), makeCommand(command))))),
     makeCharts(view, data.charts, "No step has been recorded yet."),

@@ -1,0 +1,240 @@
+"""What a run says when memory runs out: what is in memory, and what would help."""
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from torch import nn
+
+from surestep.base.errors import OutOfMemoryError
+from surestep.base.text import format_bytes
+from surestep.engine import private
+from surestep.engine.device import clear_frames, ran_out, stage_of
+from surestep.engine.losses.multi import code_of_losses
+from surestep.engine.object_search import Root, roots_of
+from surestep.engine.profile.kept_tensors import KeptTensors, user_variables
+from surestep.engine.profile.memory_use import MemoryUse, measure_memory_use
+from surestep.engine.state.state import State
+from surestep.engine.step.callback import Callback
+from surestep.engine.step.part import Part
+from surestep.engine.step.train_step import StepResult
+from surestep.record.memory_report import write_memory_report
+from surestep.record.run_writer import RunWriter
+from surestep.trainer.memory_advice import Advice, Remedy, advise
+from surestep.trainer.planning import PreparedTask
+
+VIEWER = "https://pytorch.org/memory_viz"
+_MOST = 3  # modules, objects and lines in the message; the file has more
+_NOTABLE = 0.05  # of what is counted; smaller objects are not in the message
+_SENTENCE = re.compile(r".*?ried to allocate [\d.]+ \w+\.?")
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")  # of a module in a list
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Memory ran out.
+
+    Attributes:
+        where: "in step 3".
+        planned: the task, with its options.
+        model: on its device.
+        state: None before the first step.
+        callbacks: of the user.
+        evaluation_size: of the batches, if it was an evaluation.
+    """
+
+    where: str
+    planned: PreparedTask
+    model: nn.Module
+    state: State | None = None
+    callbacks: tuple[Callback, ...] = ()
+    evaluation_size: int | None = None
+
+
+class ExplainMemory(Part):
+    """Writes what is in memory if it runs out, and says what would help.
+
+    Args:
+        planned: the task, with its options.
+        callbacks: of the user.
+        recorder: of the run folder.
+        rank: of this process; each rank that ran out writes its own file.
+    """
+
+    def __init__(
+        self,
+        planned: PreparedTask,
+        callbacks: Iterable[Callback],
+        recorder: RunWriter,
+        rank: int = 0,
+    ) -> None:
+        self._planned, self._callbacks = planned, tuple(callbacks)
+        self._recorder, self._rank = recorder, rank
+
+    def on_error(
+        self, state: State, error: Exception, place: StepResult | int | None
+    ) -> OutOfMemoryError | None:
+        """Return an error with the sizes and what to set."""
+        if not ran_out(error):
+            return None
+        step, size = state.progress.step, place if isinstance(place, int) else None
+        where, name = f"in step {step + 1}", f"step-{step + 1}"
+        if size is not None:
+            where, name = f"in the evaluation after step {step}", f"evaluation-{step}"
+        path = self._recorder.folder / f"out-of-memory-{name}"
+        if self._rank:
+            path = path.with_name(f"{path.name}-rank-{self._rank}")
+        failure = Failure(where, self._planned, state.model, state, self._callbacks, size)
+        return explain_memory(error, failure, path if self._rank or self._recorder.owns else None)
+
+
+@contextmanager
+def explain_memory_errors(failure: Failure) -> Iterator[None]:
+    """Explain an error of memory that runs out in a block, without writing files.
+
+    Raises:
+        OutOfMemoryError: memory ran out.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not ran_out(error):
+            raise
+        raise explain_memory(error, failure) from error
+
+
+def explain_memory(
+    error: Exception, failure: Failure, path: Path | None = None
+) -> OutOfMemoryError:
+    """Return the error to raise for one of memory that ran out; nothing here hides it.
+
+    Args:
+        error: of torch, numpy or Python.
+        failure: when it happened.
+        path: of the files to write, without their endings; None writes none.
+    """
+    where = stage_of(error) or failure.where
+    lines = [f"Memory ran out {where}: {_describe_error(error)}".rstrip(".") + "."]
+    try:
+        use = measure_memory_use(
+            error,
+            failure.planned.plan.device,
+            model=failure.model,
+            state=failure.state,
+            roots=lambda: _list_roots(failure),
+        )
+        clear_frames(error)  # so that the predictions have memory
+        advice = advise(failure.planned, use, failure.evaluation_size)
+        lines += [*_describe_use(use), *_describe_advice(advice)]
+        if path is not None:
+            lines.append(_write(path, error, failure, use, advice, "\n".join(lines)))
+    except Exception as failed:  # memory may run out again, or the disk be full
+        lines.append(f"More is not known: {type(failed).__name__}: {failed}")
+    return OutOfMemoryError("\n".join(lines))
+
+
+def _describe_error(error: Exception) -> str:
+    """Return the sentence that says what could not be allocated; of a data worker, the last."""
+    if match := _SENTENCE.match(str(error)):
+        return match[0]
+    first, *others = str(error).strip().splitlines() or [type(error).__name__]
+    return f"{first} {others[-1]}" if first.startswith("Caught ") and others else first
+
+
+def _list_roots(failure: Failure) -> Iterator[Root]:
+    """Yield what may hold tensors of the user: the Task's parts, callbacks, and variables."""
+    task = failure.planned.task
+    parts = {name: value for name, value in vars(task).items() if value is not None}
+    if isinstance(task.model, nn.Module):
+        del parts["model"]
+    else:
+        parts["model function"] = parts.pop("model")
+    yield from roots_of(failure.model, code_of_losses(failure.planned.loss) | parts)
+    yield from ((type(callback).__name__, callback) for callback in failure.callbacks)
+    yield from user_variables(sys._getframe())
+
+
+def _describe_use(use: MemoryUse) -> Iterator[str]:
+    """Yield lines with what is in memory."""
+    kinds = {**use.kinds, "your own tensors": sum(one.total for one in use.kept)}
+    kinds["other tensors"] = sum(one["bytes"] for one in use.others)
+    sizes = [f"{kind} {format_bytes(size)}" for kind, size in kinds.items() if size]
+    if sizes:
+        yield f"In memory: {', '.join(sizes)}."
+    blocks: Counter[str] = Counter()
+    for name, size in use.modules.items():
+        blocks[_NUMBER.sub("*", name)] += size
+    if blocks:
+        largest = [f"{name} {format_bytes(size)}" for name, size in blocks.most_common(_MOST)]
+        yield f"Most activations: {', '.join(largest)}."
+    least = _NOTABLE * sum(kinds.values())
+    yield from (_describe_kept(one) for one in use.kept[:_MOST] if one.total >= least)
+    if use.lines:
+        largest = [f"{one['line']} ({format_bytes(one['bytes'])})" for one in use.lines[:_MOST]]
+        yield f"Allocated by: {', '.join(largest)}."
+    if use.cuda is not None:
+        yield use.cuda.describe()
+    elif use.host is not None:
+        yield use.host.describe()
+    if use.not_known:
+        yield f"Not known: {'; '.join(f'{name} ({why})' for name, why in use.not_known.items())}."
+
+
+def _describe_kept(kept: KeptTensors) -> str:
+    noun = "tensor" if kept.count == 1 else "tensors"
+    text = f"  {kept.path}: {kept.count:,} {noun}"
+    if not kept.with_graph:
+        return f"{text}, {format_bytes(kept.total)}."
+    those = "its graph" if kept.count == 1 else "their graphs"
+    return (
+        f"{text} with {those}, {format_bytes(kept.total)}. Use .detach(), or .item() for a number."
+    )
+
+
+def _describe_advice(advice: Advice) -> Iterator[str]:
+    """Yield a line for each remedy; a reason that all share is in the first line only."""
+    if not advice.remedies:
+        return
+    reasons = {remedy.why_not for remedy in advice.remedies}
+    shared = reasons.pop() if len(reasons) == 1 else ""
+    peak = f"with the predicted peak (now {format_bytes(advice.current)})"
+    if advice.current is None:
+        peak = f"with peaks that are not known ({shared})" if shared else "with the predicted peak"
+    yield f"What would help, in this order, {peak}:"
+    for number, remedy in enumerate(advice.remedies, 1):
+        yield f"  {number}. {_describe_remedy(remedy, shared)}"
+
+
+def _describe_remedy(remedy: Remedy, shared: str) -> str:
+    text = f"{remedy.setting}{f', which {remedy.effect}' if remedy.effect else ''}"
+    if remedy.peak is not None:
+        return f"{text}: {format_bytes(remedy.peak)}"
+    return f"{text}; its peak is not known: {remedy.why_not}" if remedy.why_not != shared else text
+
+
+def _write(
+    path: Path, error: Exception, failure: Failure, use: MemoryUse, advice: Advice, text: str
+) -> str:
+    """Write the report, and the snapshot of a CUDA device; return a line with where they are."""
+    report, snapshot = (path.with_name(path.name + ending) for ending in (".json", ".pickle"))
+    has_snapshot = use.cuda is not None and private.dump_cuda_snapshot is not None
+    if has_snapshot:
+        try:
+            private.dump_cuda_snapshot(str(snapshot))
+        except Exception as failed:  # of torch, or of the disk
+            has_snapshot = False
+            use.not_known["snapshot"] = f"{type(failed).__name__}: {failed}"
+    content = {
+        "where": failure.where,
+        "text": text,
+        "error": f"{type(error).__name__}: {error}",
+        **use.as_json(),
+        "advice": asdict(advice),
+        "snapshot": snapshot.name if has_snapshot else None,
+    }
+    write_memory_report(report, content)
+    return f"More in {report}" + (f"; {VIEWER} opens {snapshot}." if has_snapshot else ".")
