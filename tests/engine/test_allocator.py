@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 import surestep
-from surestep.engine import allocator
-from surestep.engine.allocator import Allocator, machine_memory, read_allocator, usable_memory
+from surestep.engine.allocator import Allocator, read_allocator
 from tests.needs import needs_compiler
 from tests.tiny import FACTS, GPU, decide
 
@@ -208,12 +207,3 @@ def test_plan_only_changes_a_glibc_allocator_without_settings(system, value, rea
 def test_plan_does_not_change_the_allocator_on_a_gpu():
     assert decide({}, GPU).cpu_allocator == "default"
     assert decide({"cpu_allocator": "retain"}, GPU).cpu_allocator == "retain"
-
-
-def test_usable_memory_is_what_the_kernel_has_available(tmp_path, monkeypatch):
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal:  24000000 kB\nMemFree:  10 kB\nMemAvailable:  2000 kB\n")
-    monkeypatch.setattr(allocator, "_MEMINFO", meminfo)
-    assert usable_memory() == 2000 * 1024
-    monkeypatch.setattr(allocator, "_MEMINFO", tmp_path / "none")
-    assert usable_memory() == machine_memory()

@@ -1,7 +1,9 @@
 """micro_batch_size="fit": what is taken again, what is not, and what is recorded and said."""
 
 import shutil
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from surestep.reports.describe_run import describe_numbers
 from surestep.tracking.points import read_points
 from surestep.trainer import fit_memory
 from surestep.trainer.found_sizes import load_sizes
+from surestep.trainer.planning import TaskOrigin, plan_task
 from surestep.trainer.session import Session
 from tests.laws.support.limited_memory import OUT_OF_MEMORY, LimitedMemory, PlainNet, task_of
 from tests.laws.support.tasks import assert_same, rows, session_of, snapshot, with_batchnorm
@@ -322,6 +325,20 @@ def test_start_is_what_the_estimate_allows(tmp_path, monkeypatch):
     with open_fitted(tmp_path / "run", LimitedMemory({})) as session:
         assert session.plan.batch_layout == "16 = 2 micro-batches x 6 + 4"
         assert "fit: by the estimated memory of a step" in session.plan.reason("micro_batch_size")
+
+
+@pytest.mark.parametrize(
+    ("room", "limit"), [(1000, 900), (None, sys.maxsize)], ids=["known", "not known"]
+)
+def test_start_fits_in_what_the_host_has_available(monkeypatch, room, limit):
+    limits = []
+    monkeypatch.setattr(fit_memory, "read_host_memory", lambda: SimpleNamespace(room=room))
+    monkeypatch.setattr(
+        fit_memory, "find_largest_micro_batch", lambda planned, limit: limits.append(limit)
+    )
+    planned = plan_task(task_of(LimitedMemory({})), surestep.Config(**OPTIONS))
+    fit_memory.find_start(planned, TaskOrigin())
+    assert limits == [limit]
 
 
 @pytest.mark.slow("trains runs to compare them")

@@ -25,7 +25,6 @@ _MMAP_THRESHOLDS = (2**30, 2**25)
 _HUGE_PAGE = 2**21
 _BLOCK = 2**30 - 2**16  # the largest kind of block that grows the heap
 _MOST_RESERVED = 8 * _BLOCK
-_MEMINFO = Path("/proc/meminfo")
 _KERNEL = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
@@ -95,40 +94,6 @@ def machine_memory() -> float:
     if not hasattr(os, "sysconf"):  # Windows
         return math.inf
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def usable_memory() -> float:
-    """Return the bytes of memory that this process can still get.
-
-    The kernel grants more than it has, and kills a process that writes to it.
-    """
-    limit = math.inf
-    if hasattr(os, "sysconf"):  # not Windows
-        import resource
-
-        soft = resource.getrlimit(resource.RLIMIT_AS)[0]
-        if soft != resource.RLIM_INFINITY:
-            limit = soft - _address_space()
-    return min(_available_memory(), limit)
-
-
-def _available_memory() -> float:
-    """Return the bytes that the machine has available, or all of them if that is not known."""
-    try:
-        lines = map(str.split, _MEMINFO.read_text().splitlines())
-    except OSError:  # not Linux
-        return machine_memory()
-    kibibytes = (int(words[1]) for words in lines if words[0] == "MemAvailable:")
-    return next((1024.0 * number for number in kibibytes), machine_memory())
-
-
-def _address_space() -> int:
-    """Return the bytes of this process's address space; 0 if that is not known."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-    except OSError:  # not Linux
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def return_free_memory() -> None:

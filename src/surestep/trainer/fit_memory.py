@@ -1,5 +1,7 @@
 """The micro-batch sizes of a run with `micro_batch_size="fit"`: recorded, and used again."""
 
+import math
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -9,11 +11,11 @@ import torch
 
 from surestep.base.errors import ConfigError
 from surestep.base.text import format_bytes
-from surestep.engine.allocator import usable_memory
 from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.data.smaller_batches import Retry
 from surestep.engine.distributed.communicator import Communicator
 from surestep.engine.distributed.launcher_env import request_restart
+from surestep.engine.host_memory import read_host_memory
 from surestep.engine.plan.fitting import ALL, FoundSize, SizeChange, SizesByStep
 from surestep.engine.resolve.data import why_not_split
 from surestep.engine.step.fitted_steps import FittedSteps
@@ -136,18 +138,24 @@ def _estimate(
 ) -> int | None:
     """Return the size that fits by an estimate; None if the memory of a step is not known."""
     with suppress(ConfigError):
-        return find(planned, int(_USABLE * free))
+        return find(planned, int(min(_USABLE * free, sys.maxsize)))
     return None
 
 
 def _free_memory(planned: PreparedTask) -> float:
-    """Return the bytes that this process can still get on the device."""
+    """Return the bytes that this process can still get on the device; infinity if not known.
+
+    A kernel may grant more than it has, and then kills the process that writes to it.
+    """
     device = planned.plan.device
     if device.type == "cuda" and torch.cuda.is_available():
         return float(torch.cuda.mem_get_info(device)[0])
     if device.type == "cuda":
         return float(planned.system.cuda_memory[device.index or 0])
-    return usable_memory()
+    room = None
+    with suppress(ImportError):  # Windows shows no limits
+        room = read_host_memory().room
+    return math.inf if room is None else room
 
 
 def _sizes_of(known: list[dict[str, Any]], split: str | None) -> SizesByStep:
