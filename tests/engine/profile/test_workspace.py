@@ -4,8 +4,10 @@ from itertools import accumulate
 
 import pytest
 import torch
+from torch import nn
 
 from surestep.engine.profile import workspace
+from surestep.engine.profile.step_trace import StepTrace
 from surestep.engine.profile.workspace import (
     describe_call,
     follow_allocations,
@@ -27,6 +29,21 @@ def test_workspace_is_what_is_freed_before_the_end():
     sizes = follow_allocations(lambda: CONVOLVE(images, weight, None, *HOW))
     inside = max(accumulate(sizes)) - images.nbytes  # the outputs have as many bytes
     assert measure_workspace(describe_call(CONVOLVE, (images, weight, None, *HOW))) == inside
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [torch.fft.rfft, torch.fft.irfft, torch.fft.fft],
+    ids=["to complex", "to real", "complex"],
+)
+def test_fourier_transforms_of_any_dimension_are_measured(transform):
+    x = torch.ones(8, 17, 16, dtype=None if transform is torch.fft.rfft else torch.complex64)
+    sizes = follow_allocations(lambda: transform(x, dim=1))
+    trace = StepTrace("cpu", 1, {}, nn.Identity(), is_fake=False, measures_workspace=True)
+    with trace:
+        transform(x, dim=1)
+    trace.measure_workspaces()
+    assert trace.find_peak().total == max(accumulate(sizes))
 
 
 def test_large_images_are_measured_with_fewer_samples(monkeypatch):

@@ -151,7 +151,7 @@ class StepTrace(DispatchMode):
                 self._note(tensor)
         elif isinstance(result, Tensor):
             self._note(result)
-        if self._measures_workspace and func in WITH_WORKSPACE:
+        if self._measures_workspace and str(func) in WITH_WORKSPACE:
             inside = Allocation(0, "workspace", "")  # its size is measured later
             self._workspaces.append((inside, describe_call(func, args)))
             self._events += [(inside, True, self.phase), (inside, False, self.phase)]

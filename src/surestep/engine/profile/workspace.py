@@ -1,6 +1,7 @@
 """What operations allocate and free inside, measured: a dispatch mode does not see it.
 
-On a CPU, oneDNN has copies of images and weights in another layout, and chooses it by the shapes.
+On a CPU, oneDNN has copies of images and weights in another layout, and chooses it by the shapes. A
+Fourier transform of another dimension than the last has a copy in another order.
 """
 
 from collections.abc import Callable
@@ -13,10 +14,13 @@ from surestep.engine import private
 from surestep.engine.batch import map_tensors
 
 _AT_MOST = 32 * 2**20  # bytes of images that are convolved to measure; more of them in proportion
-# Which arguments of an operation have a row for each sample.
+# Which arguments of an operation have a row for each sample, by its name.
 WITH_WORKSPACE = {
-    torch.ops.aten.convolution.default: (0,),
-    torch.ops.aten.convolution_backward.default: (0, 1),
+    "aten.convolution.default": (0,),
+    "aten.convolution_backward.default": (0, 1),
+    "aten._fft_r2c.default": (0,),
+    "aten._fft_c2r.default": (0,),
+    "aten._fft_c2c.default": (0,),
 }
 
 
@@ -58,7 +62,7 @@ def measure_workspace(call: Call) -> int:
     """
     if private.enable_profiler is None:
         return 0
-    rows = WITH_WORKSPACE[call.func]
+    rows = WITH_WORKSPACE[str(call.func)]
     samples = call.args[rows[0]].shape[0]
     fewer = samples * _AT_MOST // max(1, sum(call.args[row].nbytes for row in rows))
     fewer = min(samples, max(1, fewer))
