@@ -280,11 +280,24 @@ def test_plan_for_a_device_that_is_not_here(surestep, recipe):
     assert all(fit["micro_batch_size"] == 2 for fit in report["fits"])
 
 
-def test_plan_says_what_to_type_if_not_even_one_sample_fits(surestep, recipe):
-    found = surestep("plan", recipe(), "--memory", "1KB", "--precision", "bf16")
+BLOCKS = "nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3)))"
+
+
+@pytest.mark.parametrize(
+    ("model", "remedies"),
+    [
+        ("nn.Linear(4, 3)", "--ranks 8 --parallel.shard full"),
+        (BLOCKS, "--activation-checkpointing True or --ranks 8 --parallel.shard full"),
+    ],
+    ids=["without blocks", "with blocks"],
+)
+def test_plan_says_what_to_try_if_not_even_one_sample_fits(surestep, recipe, model, remedies):
+    line = RECIPE[RECIPE.index("model=lambda:") :].splitlines()[0]
+    text = RECIPE.replace(line, f"model=lambda: {model},")
+    found = surestep("plan", recipe(text), "--memory", "100B", "--precision", "bf16")
     assert found.code == 0
     assert "Not even 1 sample fits: it takes" in found.out
-    assert "Set --activation-checkpointing True or --ranks 8 --parallel.shard full." in found.out
+    assert f". Try {remedies}." in found.out
 
 
 @pytest.mark.parametrize(

@@ -218,7 +218,7 @@ def _print_memory(
     elif isinstance(report.fits, str):
         print_escaped(f"There is no other size of a micro-batch: {report.fits}.")
     elif limit is not None:
-        _print_fits(report.fits, limit, plan)
+        _print_fits(report, report.fits, limit, plan)
 
 
 def _print_step(modules: list[ModuleMemory], memory: StepMemory) -> None:
@@ -259,7 +259,7 @@ def _mark_chosen(strategy: str, plan: Plan) -> str:
     return f"{strategy} (chosen)" if strategy == chosen else strategy
 
 
-def _print_fits(fits: list[Fit], limit: int, plan: Plan) -> None:
+def _print_fits(report: MemoryReport, fits: list[Fit], limit: int, plan: Plan) -> None:
     share = plan.batch_size // plan.parallel_ranks
     rows = [
         [
@@ -273,13 +273,14 @@ def _print_fits(fits: list[Fit], limit: int, plan: Plan) -> None:
     show.print_table(title, ("strategy", "micro_batch_size", "peak"), rows)
     if not any(fit.micro_batch_size for fit in fits):
         least = format_bytes(min(fit.peak for fit in fits))
-        print_escaped(f"Not even 1 sample fits: it takes {least}. Set {_list_remedies(plan)}.")
+        remedies = _list_remedies(plan, can_checkpoint=report.can_checkpoint)
+        print_escaped(f"Not even 1 sample fits: it takes {least}. Try {remedies}.")
 
 
-def _list_remedies(plan: Plan) -> str:
-    """Return what makes a step smaller, to type."""
+def _list_remedies(plan: Plan, *, can_checkpoint: bool) -> str:
+    """Return what may make a step smaller, to type."""
     remedies = []
-    if plan.activation_checkpointing == "off":
+    if can_checkpoint:
         remedies.append("--activation-checkpointing True")
     if plan.precision not in ("bf16", "fp16"):
         remedies.append("--precision bf16")

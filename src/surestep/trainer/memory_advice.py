@@ -168,7 +168,7 @@ def _list_candidates(planned: PreparedTask, evaluation_size: int | None) -> Iter
         yield from _as_list(_smaller_evaluation(planned, evaluation_size))
     else:
         yield from _as_list(_smaller_step(planned, min(plan.micro_batch_size, _share(plan))))
-        if plan.activation_checkpointing == "off" and _has_blocks(planned.model):
+        if plan.activation_checkpointing == "off" and has_blocks(planned.model):
             effect = "recomputes activations, and changes no update"
             yield from _change(planned, {"activation_checkpointing": "on"}, effect)
     if on_gpu and system.bf16_native and plan.precision in _MORE_PRECISE:
@@ -182,7 +182,8 @@ def _list_candidates(planned: PreparedTask, evaluation_size: int | None) -> Iter
             yield from _change(planned, {"parallel.offload": "all"}, effect)
 
 
-def _has_blocks(model: nn.Module) -> bool:
+def has_blocks(model: nn.Module) -> bool:
+    """Return whether activation_checkpointing="on" finds blocks in a model."""
     try:
         return uses_own_checkpointing(model) or bool(select_modules(model, "on"))
     except ConfigError:

@@ -23,6 +23,7 @@ from surestep.trainer.memory import (
     trace,
     why_one_size,
 )
+from surestep.trainer.memory_advice import has_blocks
 from surestep.trainer.planning import PreparedTask, TaskOrigin, plan_task
 from surestep.trainer.step_tracer import StepTracer
 
@@ -60,6 +61,7 @@ class MemoryReport:
         without: what it would keep without activation checkpointing; None if there is none.
         ranks: of each strategy, with --ranks.
         fits: the largest micro-batch by strategy, with --memory, or why there is one size only.
+        can_checkpoint: activation checkpointing is off, and the model has blocks for it.
     """
 
     traced: StepMemory
@@ -67,6 +69,7 @@ class MemoryReport:
     without: int | None
     ranks: list[RankMemory]
     fits: list[Fit] | str
+    can_checkpoint: bool
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as `--json` prints it."""
@@ -93,7 +96,15 @@ def report_memory(
     if limit is not None and not traced.not_known:
         fits = find_fitting(planned, limit)
     ranks = [] if launched is None else estimate_memory_per_rank(planned, traced)
-    return MemoryReport(traced, list_modules(planned, traced), without, ranks, fits)
+    is_off = planned.plan.activation_checkpointing == "off"
+    return MemoryReport(
+        traced,
+        list_modules(planned, traced),
+        without,
+        ranks,
+        fits,
+        can_checkpoint=is_off and has_blocks(planned.model),
+    )
 
 
 def imagine_device(system: SystemInfo, config: Config, memory: int) -> SystemInfo:
