@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import Dataset
 
 import surestep
 from surestep.base.errors import ConfigError, OutOfMemoryError, RunError
@@ -81,6 +82,36 @@ def test_sizes_are_recorded_before_the_step_is_taken_again(tmp_path, capsys):
         "Step 2 ran out of memory in micro-batches of 16: it is taken again in micro-batches of 8, "
         "as are the steps after it."
     ) in capsys.readouterr().err
+
+
+class Watched(Dataset):
+    """Notes which gradients exist when the first sample is read after memory ran out."""
+
+    def __init__(self, memory: LimitedMemory) -> None:
+        self.memory, self.model, self.left = memory, nn.Module(), list[str]()
+        self.rows, self.seen = rows(55), False
+
+    def __len__(self) -> int:
+        return 55
+
+    def __getitem__(self, index: int) -> Any:
+        if self.memory.ran_out and not self.seen:
+            self.seen = True
+            named = self.model.named_parameters()
+            self.left += [name for name, parameter in named if parameter.grad is not None]
+        return self.rows[0][index], self.rows[1][index]
+
+
+def test_gradients_are_released_before_the_batch_is_read_again(tmp_path):
+    memory = LimitedMemory({3: 8}, "backward")
+    data = Watched(memory)
+    task = task_of(memory, net=PlainNet, train=data)
+    data.model = task.model
+    with open_fitted(tmp_path / "run", memory, task) as session:
+        for result in session.steps():
+            if result.step == 3:
+                break
+    assert (data.seen, data.left) == (True, [])
 
 
 def test_first_batch_that_runs_out_starts_in_smaller_micro_batches(tmp_path):
