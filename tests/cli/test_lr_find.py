@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from surestep.engine.distributed.launcher_env import LaunchInfo
 from surestep.record.run import Run
 from surestep.trainer.find_lr import LrRangeTest, RangeCurve
 from tests.forked import run_forked
@@ -145,3 +146,11 @@ def test_curves_are_plotted_to_a_file(tmp_path):
     found = LrRangeTest("sgd", "optim.lr", 0.5, (0.5, 0.5), "", (0,), (0.5,), curves)
     plot_curves(found, Path(tmp_path) / "a.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_other_ranks_print_nothing(surestep, recipe, monkeypatch):
+    rank = LaunchInfo(rank=1, size=2)
+    monkeypatch.setattr("surestep.cli.lr_find.read_launched", lambda: rank)
+    words = ("--seeds", "1", "--steps", "20", "--highest", "1e-6")
+    answer = surestep("lr-find", recipe(RECIPE), *words)
+    assert (answer.code, answer.out, answer.err) == (1, "", "")

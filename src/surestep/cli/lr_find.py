@@ -63,6 +63,7 @@ def run(words: list[str]) -> int:
         return launch(own.nproc, ["lr-find", *words])
     from surestep.trainer.find_lr import find_lr
 
+    is_first = read_launched().rank == 0
     found = find_lr(
         call.task(),
         call.config,
@@ -71,9 +72,15 @@ def run(words: list[str]) -> int:
         steps=own.steps,
         lowest=own.lowest,
         highest=own.highest,
-        notify=partial(print_escaped, file=sys.stderr) if read_launched().rank == 0 else None,
+        notify=partial(print_escaped, file=sys.stderr) if is_first else None,
     )
-    if own.plot is not None and read_launched().rank == 0:
+    if is_first:
+        _show(found, own, words)
+    return 0 if found.lr is not None else 1
+
+
+def _show(found: LrRangeTest, own: Options, words: list[str]) -> None:
+    if own.plot is not None:
         from surestep.cli.lr_chart import plot_curves
 
         plot_curves(found, Path(own.plot))
@@ -84,7 +91,6 @@ def run(words: list[str]) -> int:
         print_json(dumps(found.as_json()))
     else:
         _print(found, words)
-    return 0 if found.lr is not None else 1
 
 
 def _print(found: LrRangeTest, words: list[str]) -> None:
