@@ -106,6 +106,17 @@ def test_evaluation_that_runs_out_measures_each_sample_once(tmp_path, parts):
     assert sizes == [(0, 16), (2, 8), (2, 4)]
 
 
+def test_later_evaluations_start_in_the_size_that_was_found(tmp_path):
+    Limited.is_started = False
+    options = OPTIONS | {"validation": {"batch_size": "fit"}}
+    with session_of(task_of(4), tmp_path / "run", **options) as session:
+        list(session.steps())
+        first = session.evaluate()
+        found = sizes_of(session.run)
+        assert session.evaluate() == first
+        assert sizes_of(session.run) == found
+
+
 @pytest.mark.slow("trains runs to compare them")
 def test_resumed_run_evaluates_in_the_sizes_that_it_found(tmp_path):
     trained(tmp_path / "run", task_of(4), "fit", max_steps=2)
