@@ -35,6 +35,37 @@ def make_line(**more):
     return surestep.Task(nn.Linear(4, 1), loss="mse", train=(x, x.sum(1, keepdim=True)), **more)
 
 
+class Limited(nn.Linear):
+    """Runs out of memory on more rows than fit: 8, and 4 from the 40th forward in training on."""
+
+    forwards = ran_out = 0
+
+    def forward(self, x):
+        if self.training and torch.is_grad_enabled():
+            Limited.forwards += 1
+        if len(x) > (8 if Limited.forwards < 40 else 4):
+            Limited.ran_out += 1
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return super().forward(x)
+
+
+def test_range_test_takes_steps_that_run_out_of_memory_again():
+    x = torch.randn(48, 4, generator=torch.Generator().manual_seed(0))
+    data = (x, x.sum(1, keepdim=True))
+    config = config_of(optim="sgd", batch_size=16)
+    whole, fitted = (
+        surestep.find_lr(
+            surestep.Task(lambda layer=layer: layer(4, 1), loss="mse", train=data),
+            config.replace_options({"micro_batch_size": size}),
+            **SHORT,
+        )
+        for layer, size in ((nn.Linear, 16), (Limited, "fit"))
+    )
+    assert fitted.curves[0].losses == pytest.approx(whole.curves[0].losses, rel=1e-4)
+    assert len(whole.curves[0].losses) > 10
+    assert Limited.ran_out >= 2  # in the first batch, and in a step
+
+
 def test_rate_that_never_falls_is_half_the_peak_of_one_that_does():
     lrs = [
         surestep.find_lr(make_line(), config_of(optim="sgd", schedule=name), seeds=1, steps=100).lr

@@ -18,11 +18,14 @@ from surestep.engine.optim.build import CombinedOptimizer
 from surestep.engine.optim.multi import arrange_groups
 from surestep.engine.optim.param_groups import make_param_groups
 from surestep.engine.parallel.strategy import strategy_class
+from surestep.engine.plan.fitting import SizesByStep
 from surestep.engine.plan.plan import Plan
+from surestep.engine.resolve.data import why_not_split
 from surestep.engine.resolve.optim import FOLLOWS_LR, why_not_measured
 from surestep.engine.schedule.registry import ScheduleSpec
 from surestep.engine.schedule.suggest_lr import RangeCurve
 from surestep.engine.state.state import WHOLE, State
+from surestep.engine.step.fitted_steps import FittedSteps
 from surestep.engine.step.loop import Loop
 from surestep.engine.step.part import Functions
 from surestep.engine.step.train_step import StepResult
@@ -171,7 +174,17 @@ def measure_curve(
         check_same_weights(world, planned.model)
         built = build(changed, settings, (), fresh=init is None, world=world)
         groups = _find_groups(built.loop.state, rate, multiples)
+        if planned.fits and world.size == 1:
+            _fit_memory(built.loop, planned)
         return _take_steps(built, groups, rate, rates.list_rates())
+
+
+def _fit_memory(loop: Loop, planned: PreparedTask) -> None:
+    """Take steps that run out of memory again in smaller micro-batches, which no run records."""
+    reasons = why_not_split(planned.info)
+    sizes = SizesByStep([(1, loop.loader.layout.micro_batch_size)])
+    why_not = reasons[0] if reasons else ""
+    loop.fit_memory(FittedSteps(loop.loader, sizes, lambda change: None, why_not=why_not))
 
 
 def _make_plan(plan: Plan, rate: MeasuredRate, rates: RateRange) -> Plan:
