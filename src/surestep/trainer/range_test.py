@@ -173,16 +173,18 @@ def measure_curve(
         init = load_init_weights(planned.model, planned.task.init)
         check_same_weights(world, planned.model)
         built = build(changed, settings, (), fresh=init is None, world=world)
-        if planned.fits and world.size == 1:  # several ranks have tried the first step
-            _fit_memory(built.loop, planned)
         groups = _find_groups(built.loop.state, rate, multiples)
+        if planned.fits and world.size == 1:
+            _fit_memory(built.loop, planned)
         return _take_steps(built, groups, rate, rates.list_rates())
 
 
 def _fit_memory(loop: Loop, planned: PreparedTask) -> None:
-    """Take steps that run out of memory again in smaller micro-batches; nothing is recorded."""
-    why_not = next(iter(why_not_split(planned.info)), "")
-    loop.fit_memory(FittedSteps(loop.loader, SizesByStep(()), lambda change: None, why_not=why_not))
+    """Take steps that run out of memory again in smaller micro-batches, which no run records."""
+    reasons = why_not_split(planned.info)
+    sizes = SizesByStep([(1, loop.loader.layout.micro_batch_size)])
+    why_not = reasons[0] if reasons else ""
+    loop.fit_memory(FittedSteps(loop.loader, sizes, lambda change: None, why_not=why_not))
 
 
 def _make_plan(plan: Plan, rate: MeasuredRate, rates: RateRange) -> Plan:
