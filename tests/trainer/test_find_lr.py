@@ -11,6 +11,7 @@ from torch import nn
 
 import surestep
 from surestep import errors
+from surestep.engine.plan.fitting import FoundSize
 from surestep.trainer import range_test, task_snapshot
 from surestep.trainer.dry_run import dry_run
 from surestep.trainer.planning import plan_task
@@ -111,6 +112,16 @@ def test_curve_is_that_of_plain_torch():
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter -= rate * parameter.grad
+
+
+def test_range_tests_start_in_the_size_that_rank_0_finds(monkeypatch):
+    found = {"fitting": FoundSize(2, "rank 0 found it")}
+    monkeypatch.setattr(home, "find_start_on_ranks", lambda *_: found)
+    curves = []
+    for size in (2, "fit"):
+        config = config_of(micro_batch_size=size)
+        curves.append(surestep.find_lr(make_line(), config, **SHORT).curves)
+    assert curves[0] == curves[1]
 
 
 def test_seeds_differ_in_order_and_weights_and_are_those_of_runs(tmp_path):
