@@ -29,6 +29,17 @@ def ran_out(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
+def suggest_micro_batch(size: int) -> str:
+    """Return what to set if memory ran out in micro-batches of this size."""
+    blocks = "activation_checkpointing='on' for a model with blocks"
+    if size == 1:
+        return f"1 sample does not fit: use {blocks}, precision='bf16' or a smaller model."
+    return (
+        f"Use a smaller micro_batch_size than {size} ('fit' finds one where it changes no update), "
+        f"or {blocks}."
+    )
+
+
 def describe_memory(error: BaseException, device: torch.device) -> dict[str, Any]:
     """Return what is recorded of an error: its first line, and on CUDA what torch had."""
     found: dict[str, Any] = {"error": str(error).partition("\n")[0] or type(error).__name__}

@@ -13,7 +13,7 @@ from surestep.base.text import format_bytes
 from surestep.engine.batch import Batch
 from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.data.stream_loader import StreamLoader
-from surestep.engine.device import ran_out
+from surestep.engine.device import ran_out, suggest_micro_batch
 from surestep.engine.diagnose.step_history import StepHistory
 from surestep.engine.distributed.rank_status import capitalize_first
 from surestep.engine.plan.plan import Plan
@@ -286,10 +286,7 @@ class ExplainMemory(Part):
             hint = f"Use a smaller validation.batch_size than {place}: no metric changes."
         else:
             name, where = f"step-{step + 1}", f"in step {step + 1}"
-            hint = (
-                f"Use a smaller micro_batch_size than {plan.micro_batch_size}, which changes no "
-                "update, or activation_checkpointing='on'."
-            )
+            hint = suggest_micro_batch(plan.micro_batch_size)
         snapshot = memory_snapshot(state, plan.device)
         path = self._recorder.write(f"out-of-memory-{name}.json", snapshot)
         kinds = ("weights", "gradients", "optimizer", "allocated")

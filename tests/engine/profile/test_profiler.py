@@ -303,7 +303,14 @@ def test_out_of_memory_error_names_the_evaluation(tmp_path):
 def test_out_of_memory_error_names_the_first_batch(tmp_path):
     with pytest.raises(surestep.SurestepError, match="ran out at the first batch") as caught:
         tiny.fit(tmp_path / "run", {"model": OutOfMemoryInEvaluation(tiny.FEATURES, tiny.CLASSES)})
-    assert "smaller micro_batch_size than 8" in str(caught.value)
+    assert "smaller micro_batch_size than 8 ('fit' finds one" in str(caught.value)
+
+
+def test_out_of_memory_error_for_one_sample_names_no_smaller_size(tmp_path):
+    model = OutOfMemoryInEvaluation(tiny.FEATURES, tiny.CLASSES)
+    with pytest.raises(surestep.SurestepError, match="1 sample does not fit: use") as caught:
+        tiny.fit(tmp_path / "run", {"model": model}, micro_batch_size=1)
+    assert "micro_batch_size" not in str(caught.value)
 
 
 def test_other_errors_are_not_reported_as_out_of_memory(tmp_path):

@@ -50,7 +50,7 @@ from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.data.batch_transforms import MixTransform
 from surestep.engine.data.columns import may_be_columns, warn_of_columns
 from surestep.engine.data.sources import InMemory
-from surestep.engine.device import ran_out
+from surestep.engine.device import ran_out, suggest_micro_batch
 from surestep.engine.distributed.hang_monitor import is_network_error
 from surestep.engine.evaluate.evaluate import eval_mode, metric_weight, positions_of
 from surestep.engine.losses.adapt import IGNORED
@@ -252,8 +252,7 @@ class _Checks:
             if ran_out(error):
                 raise OutOfMemoryError(
                     f"Memory ran out at the first batch, whose inputs have shapes {shapes}: "
-                    f"{str(error).partition(chr(10))[0]} Use a smaller micro_batch_size than "
-                    f"{micro.samples}, which changes no update."
+                    f"{str(error).partition(chr(10))[0]} {suggest_micro_batch(micro.samples)}"
                 ) from error
             why = explain_forward(error, self.model, micro)
             raise TaskError(
