@@ -142,7 +142,7 @@ def test_run_without_steps_is_not_an_error(trained, surestep):
     write_events(trained, [])
     found = read(surestep, "runs/good")
     assert names(found) == ["unclear"]
-    assert "There are 0 finite losses" in found["curve"][0]["message"]
+    assert "The curve has 0 finite losses" in found["curve"][0]["message"]
 
 
 def test_incident_is_listed_with_the_command_that_replays_it(folder, recipe, surestep):

@@ -286,6 +286,8 @@ def test_none_on_the_command_line_is_a_value_and_not_the_default(surestep, recip
         (["--optim.betas", "0.9"], "it takes 2 numbers"),
         (["--optim.lr=-3"], "optim.lr='-3' is not allowed: it must be greater than 0, or 'find'."),
         (["--batch-size", "0"], "batch_size='0' is not allowed: it must be greater than or equal"),
+        (["--micro-batch-size", "lots"], "it must be a valid integer, or 'fit'."),
+        (["--validation.batch-size", "0"], "greater than or equal to 1, or 'fit'."),
         (["--optim.momentum", "1"], "optim.momentum='1' is not allowed: it must be less than 1."),
         (["--epochs", "many"], "epochs='many' is not allowed: it must be a valid number"),
         (["--precision", "fp8"], "it must be 'auto', 'fp32', 'tf32', 'bf16' or 'fp16'."),

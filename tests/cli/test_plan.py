@@ -287,7 +287,7 @@ BLOCKS = "nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in ran
     ("model", "remedies"),
     [
         ("nn.Linear(4, 3)", "--ranks 8 --parallel.shard full"),
-        (BLOCKS, "--activation-checkpointing True or --ranks 8 --parallel.shard full"),
+        (BLOCKS, "--activation-checkpointing on or --ranks 8 --parallel.shard full"),
     ],
     ids=["without blocks", "with blocks"],
 )

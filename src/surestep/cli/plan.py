@@ -35,7 +35,7 @@ class Options(CommandOptions):
     plot: Annotated[str | None, tyro.conf.arg(metavar="FILE.png")] = None
     ranks: int | None = None
     local_ranks: int | None = None
-    memory: str | None = None
+    memory: Annotated[str | None, tyro.conf.arg(metavar="SIZE")] = None
 
     def check(self) -> None:
         """Check the values, and that they fit each other."""

@@ -214,7 +214,7 @@ def _print_memory(
     if launched is not None:
         _print_ranks(report.ranks, plan, launched)
     if traced.not_known:
-        print_escaped(f"The memory of a step is not known: {traced.not_known}.")
+        print_escaped(f"The memory of a step is not known: {traced.not_known.rstrip('.')}.")
     elif isinstance(report.fits, str):
         print_escaped(f"There is no other size of a micro-batch: {report.fits}.")
     elif limit is not None:
@@ -281,7 +281,7 @@ def _list_remedies(plan: Plan, *, can_checkpoint: bool) -> str:
     """Return what may make a step smaller, to type."""
     remedies = []
     if can_checkpoint:
-        remedies.append("--activation-checkpointing True")
+        remedies.append("--activation-checkpointing on")
     if plan.precision not in ("bf16", "fp16"):
         remedies.append("--precision bf16")
     if plan.parallel_ranks == 1:

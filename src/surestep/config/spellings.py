@@ -25,7 +25,11 @@ OFF: Final[Mapping[str, object]] = {
     "average.kind": "none",
 }
 # Options that are numbers, with the word that they also take.
-WORDS: Final[Mapping[str, str]] = {"optim.lr": "find"}
+WORDS: Final[Mapping[str, str]] = {
+    "optim.lr": "find",
+    "micro_batch_size": "fit",
+    "validation.batch_size": "fit",
+}
 # Options for which 0 does not mean off: with a patience of 0, Lightning and Keras stop at the first
 # evaluation without improvement; 0 may be the index of a sample or the name of a module.
 _ZERO_IS_A_VALUE = (

@@ -11,6 +11,7 @@ import math
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from surestep.base.text import format_count
 from surestep.doctor.curves.curve import Bins, Curve, Level, Values
 from surestep.doctor.curves.state import CurveState
 
@@ -80,7 +81,8 @@ def _find_short(curve: Curve) -> CurveState | None:
     values, steps = int(curve.finite.sum()), int(curve.length)
     return CurveState(
         "unclear",
-        f"There are {values} finite losses of {steps} steps. A curve is named from "
+        f"The curve has {format_count(values, 'finite loss', 'finite losses')} of "
+        f"{format_count(steps, 'step')}. It is named from "
         f"{_FEWEST_VALUES} losses and {_FEWEST_STEPS} steps on.",
         evidence={"values": values, "steps": steps},
     )
