@@ -4,6 +4,7 @@ import json
 import re
 import resource
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -219,12 +220,12 @@ def test_error_of_the_explanation_does_not_hide_the_first_one(tmp_path, monkeypa
 def test_rank_writes_a_file_of_its_own(tmp_path):
     recorder = SimpleNamespace(folder=tmp_path, owns=False)
     state, planned = tiny.state_of(), tiny.plan()
-    part = out_of_memory.ExplainMemory(planned, (), recorder, rank=1)
+    part = out_of_memory.ExplainMemory(planned, (), recorder, rank=1, read_size=lambda: 8)
     error = part.on_error(state, MemoryError("none left"), None)
     path = tmp_path / "out-of-memory-step-3-rank-1.json"
     assert f"More in {path}." in str(error)
     assert path.exists()
-    part = out_of_memory.ExplainMemory(planned, (), recorder)
+    part = out_of_memory.ExplainMemory(planned, (), recorder, read_size=lambda: 8)
     assert "More in" not in str(part.on_error(state, MemoryError("none left"), None))
 
 
@@ -240,7 +241,7 @@ FIRST_LINES = {
 @pytest.mark.parametrize("text", FIRST_LINES)
 def test_first_line_has_what_could_not_be_allocated(tmp_path, text):
     recorder = SimpleNamespace(folder=tmp_path, owns=False)
-    part = out_of_memory.ExplainMemory(tiny.plan(), (), recorder)
+    part = out_of_memory.ExplainMemory(tiny.plan(), (), recorder, read_size=lambda: 8)
     explained = part.on_error(tiny.state_of(), MemoryError(text), None)
     assert str(explained).splitlines()[0] == f"Memory ran out in step 3: {FIRST_LINES[text]}"
 
@@ -381,3 +382,27 @@ def test_limit_of_the_address_space_is_named(tmp_path):
     done = fork(tmp_path, (), run)
     assert "DefaultCPUAllocator" in done.stderr
     assert "Its address space is limited to " in done.stderr
+
+
+class UpdateRunsOut(torch.optim.SGD):
+    """Runs out of memory in its third step."""
+
+    steps = 0
+
+    def step(self, closure=None):
+        self.steps += 1
+        if self.steps == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return super().step(closure)
+
+
+def test_update_that_runs_out_gets_no_advice_about_micro_batches(tmp_path):
+    model = nn.Linear(tiny.FEATURES, tiny.CLASSES)
+    parts = {"model": model, "optimizer": partial(UpdateRunsOut, lr=0.1)}
+    message, _ = fail(tmp_path, parts)
+    assert "micro_batch_size" not in message
+
+
+def test_advice_begins_at_the_size_that_a_run_has_reached(tmp_path):
+    message, _ = fail(tmp_path, micro_batch_size="fit")
+    assert "micro_batch_size=" not in message  # it has tried 1 sample

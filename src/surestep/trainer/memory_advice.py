@@ -74,13 +74,20 @@ class _Candidate:
     smaller: "Callable[[], _Candidate | None]" = lambda: None
 
 
-def advise(planned: PreparedTask, use: MemoryUse, evaluation_size: int | None = None) -> Advice:
+def advise(
+    planned: PreparedTask,
+    use: MemoryUse,
+    evaluation_size: int | None = None,
+    *,
+    in_update: bool = False,
+) -> Advice:
     """Return what would help, with predictions that need no memory of the device.
 
     Args:
         planned: the task that ran out of memory, with its model.
         use: what is in memory.
         evaluation_size: of the batches, if an evaluation ran out of memory.
+        in_update: the update of a step ran out, whose memory does not depend on activations.
     """
     if use.device.type != planned.plan.device.type:
         return Advice(None, "the host ran out of memory, not the device", _of_workers(planned.plan))
@@ -88,7 +95,7 @@ def advise(planned: PreparedTask, use: MemoryUse, evaluation_size: int | None = 
     with warnings.catch_warnings(), disable_compile(planned.model):
         warnings.simplefilter("ignore")  # of options that are only tried
         current, why_not = predictor.predict(planned, evaluation_size)
-        candidates = _list_candidates(planned, evaluation_size)
+        candidates = _list_candidates(planned, evaluation_size, in_update=in_update)
         tried = (_try(candidate, room, predictor) for candidate in candidates)
         remedies = [
             remedy
@@ -160,13 +167,15 @@ def _find_peak(planned: PreparedTask, step: StepMemory) -> int:
     return by_name[f"fsdp {plan.parallel_shard}"].total
 
 
-def _list_candidates(planned: PreparedTask, evaluation_size: int | None) -> Iterator[_Candidate]:
+def _list_candidates(
+    planned: PreparedTask, evaluation_size: int | None, *, in_update: bool
+) -> Iterator[_Candidate]:
     """Yield what applies to this run."""
     plan, system = planned.plan, planned.system
     on_gpu = plan.device.type == "cuda"
     if evaluation_size is not None:
         yield from _as_list(_smaller_evaluation(planned, evaluation_size))
-    else:
+    elif not in_update:
         yield from _as_list(_smaller_step(planned, min(plan.micro_batch_size, _share(plan))))
         if plan.activation_checkpointing == "off" and has_blocks(planned.model):
             effect = "recomputes activations, and changes no update"

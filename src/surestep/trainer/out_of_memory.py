@@ -3,9 +3,9 @@
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from torch import nn
@@ -20,6 +20,7 @@ from surestep.engine.profile.kept_tensors import KeptTensors, user_variables
 from surestep.engine.profile.memory_use import MemoryUse, measure_memory_use
 from surestep.engine.state.state import State
 from surestep.engine.step.callback import Callback
+from surestep.engine.step.fitted_steps import ran_out_in_update
 from surestep.engine.step.part import Part
 from surestep.engine.step.train_step import StepResult
 from surestep.record.memory_report import write_memory_report
@@ -45,6 +46,7 @@ class Failure:
         state: None before the first step.
         callbacks: of the user.
         evaluation_size: of the batches, if it was an evaluation.
+        in_update: it was in the update of a step, whose memory no micro-batch size changes.
     """
 
     where: str
@@ -53,6 +55,7 @@ class Failure:
     state: State | None = None
     callbacks: tuple[Callback, ...] = ()
     evaluation_size: int | None = None
+    in_update: bool = False
 
 
 class ExplainMemory(Part):
@@ -63,6 +66,7 @@ class ExplainMemory(Part):
         callbacks: of the user.
         recorder: of the run folder.
         rank: of this process; each rank that ran out writes its own file.
+        read_size: returns the current micro-batch size.
     """
 
     def __init__(
@@ -71,9 +75,11 @@ class ExplainMemory(Part):
         callbacks: Iterable[Callback],
         recorder: RunWriter,
         rank: int = 0,
+        *,
+        read_size: Callable[[], int],
     ) -> None:
         self._planned, self._callbacks = planned, tuple(callbacks)
-        self._recorder, self._rank = recorder, rank
+        self._recorder, self._rank, self._read_size = recorder, rank, read_size
 
     def on_error(
         self, state: State, error: Exception, place: StepResult | int | None
@@ -88,7 +94,9 @@ class ExplainMemory(Part):
         path = self._recorder.folder / f"out-of-memory-{name}"
         if self._rank:
             path = path.with_name(f"{path.name}-rank-{self._rank}")
-        failure = Failure(where, self._planned, state.model, state, self._callbacks, size)
+        plan = self._planned.plan.replace(micro_batch_size=self._read_size())
+        planned, in_update = replace(self._planned, plan=plan), ran_out_in_update(error)
+        failure = Failure(where, planned, state.model, state, self._callbacks, size, in_update)
         return explain_memory(error, failure, path if self._rank or self._recorder.owns else None)
 
 
@@ -128,7 +136,7 @@ def explain_memory(
             roots=lambda: _list_roots(failure),
         )
         clear_frames(error)  # so that the predictions have memory
-        advice = advise(failure.planned, use, failure.evaluation_size)
+        advice = advise(failure.planned, use, failure.evaluation_size, in_update=failure.in_update)
         lines += [*_describe_use(use), *_describe_advice(advice)]
         if path is not None:
             lines.append(_write(path, error, failure, use, advice, "\n".join(lines)))

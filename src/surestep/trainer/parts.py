@@ -64,7 +64,7 @@ def list_parts(
         built.writes,  # before others read what the forwards changed; the ranks compare it
         Functions("late generators", on_first_step=lambda state: built.seed_late_generators()),
         # What ends or explains a step. All ranks pause together.
-        ExplainMemory(built.planned, callbacks, recorder, world.rank),  # the rank that ran out
+        _explain_memory(built, callbacks, recorder),  # the rank that ran out
     ]
     if plan.max_time is not None:
         parts.append(Deadline(start_time + plan.max_time.amount * 60, loop.requests.ask))
@@ -106,6 +106,17 @@ def list_parts(
     if trains and plan.logging_graph and world.is_first:
         parts.append(WriteGraph(session.run.path / "tensorboard"))
     return parts
+
+
+def _explain_memory(
+    built: BuiltLoop, callbacks: Iterable[Callback], recorder: RunWriter
+) -> ExplainMemory:
+    loader, rank = built.loop.loader, built.loop.world.rank
+
+    def read_size() -> int:
+        return loader.layout.micro_batch_size
+
+    return ExplainMemory(built.planned, callbacks, recorder, rank, read_size=read_size)
 
 
 def _notices(label: str, notice: Callable[[], str | None]) -> Part:

@@ -7,6 +7,7 @@ does not depend on the micro-batch size.
 
 from collections.abc import Callable
 from inspect import unwrap
+from types import TracebackType
 
 import torch
 
@@ -162,9 +163,20 @@ _CALLERS = {
 }
 
 
+def ran_out_in_update(error: BaseException) -> bool:
+    """Return whether an error of a step was raised after its backward pass and clipping."""
+    entry = error.__traceback__
+    while entry is not None and entry.tb_frame.f_code is not train_step.__code__:
+        entry = entry.tb_next
+    return entry is not None and _phase_at(entry) == _UPDATE
+
+
 def _find_phase(error: BaseException) -> int:
     """Return the phase by the first function in the traceback that is not a part of the step."""
-    entry = error.__traceback__
+    return _phase_at(error.__traceback__)
+
+
+def _phase_at(entry: TracebackType | None) -> int:
     while entry is not None and entry.tb_frame.f_code in _CALLERS:
         entry = entry.tb_next
     return _UPDATE if entry is None else _PHASES.get(entry.tb_frame.f_code, _UPDATE)
