@@ -403,6 +403,7 @@ def test_update_that_runs_out_gets_no_advice_about_micro_batches(tmp_path):
     assert "micro_batch_size" not in message
 
 
-def test_advice_begins_at_the_size_that_a_run_has_reached(tmp_path):
+def test_advice_begins_at_the_size_that_a_run_has_reached(tmp_path, monkeypatch):
+    monkeypatch.setenv("SURESTEP_CACHE_DIR", str(tmp_path / "cache"))
     message, _ = fail(tmp_path, micro_batch_size="fit")
     assert "micro_batch_size=" not in message  # it has tried 1 sample
