@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from surestep.cli import lr_find
 from surestep.engine.distributed.launcher_env import LaunchInfo
 from surestep.record.run import Run
 from surestep.trainer.find_lr import LrRangeTest, RangeCurve
@@ -58,6 +59,18 @@ def test_rate_is_drawn_printed_and_typed_next(surestep, recipe, folder):
         assert text in answer.out
     assert "from the same weights" not in answer.out
     assert {path.name for path in folder.iterdir()} <= {"mine.py", "__pycache__"}
+
+
+@pytest.mark.parametrize(
+    ("spread", "alone"),
+    [((0.01, 0.02), "each seed alone: 0.01 to 0.02"), (None, "no seed alone shows one")],
+)
+def test_suggestion_of_seeds_together_is_shown_beside_those_of_each(capsys, spread, alone):
+    curve = RangeCurve([0.01, 0.1, 1.0], [2.0, 1.0, 3.0])
+    why = "half the rate"
+    found = LrRangeTest("sgd", "optim.lr", 0.05, spread, why, (0,), (None,), (curve,))
+    lr_find._print(found, ["mine.py"])
+    assert f"Suggestion: 0.05 ({alone}), half the rate." in capsys.readouterr().out
 
 
 def test_json_has_the_curves(surestep, recipe, folder):

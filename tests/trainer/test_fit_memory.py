@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,6 +66,7 @@ def test_sizes_are_recorded_before_the_step_is_taken_again(tmp_path, capsys):
     summary = surestep.runs(tmp_path)[0]
     assert summary.micro_batch_size == 8
     assert "5 of 5, micro-batches of 8" in _row(summary)
+    assert "micro-batches of 8" in _row(replace(summary, step=None))
     facts = dict(describe_numbers(run, "run", load_records(run.path))["facts"])
     assert facts["micro-batch size"] == "16 from step 1 on, 8 from step 2 on (memory ran out)"
     points = [point for event in run.events() for point in read_points(event)]

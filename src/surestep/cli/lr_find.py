@@ -114,9 +114,11 @@ def _print(found: LrRangeTest, words: list[str]) -> None:
     if found.lr is None:
         print_escaped(f"{found.why[0].upper()}{found.why[1:]}.", file=sys.stderr)
         return
-    assert found.spread is not None
-    low, high = found.spread
-    print_escaped(f"Suggestion: {found.lr:.2g} ({low:.2g} to {high:.2g}), {found.why}.")
+    alone = "no seed alone shows one"
+    if found.spread is not None:
+        low, high = found.spread
+        alone = f"each seed alone: {low:.2g} to {high:.2g}"
+    print_escaped(f"Suggestion: {found.lr:.2g} ({alone}), {found.why}.")
     print_escaped(_next_step(found, words))
 
 

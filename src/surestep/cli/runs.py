@@ -157,7 +157,8 @@ def _row(run: RunSummary) -> tuple[str, ...]:
     if run.step is not None and run.total_steps is not None:
         step += f" of {run.total_steps:,}"
     if run.micro_batch_size is not None:
-        step += f", micro-batches of {run.micro_batch_size:,}"
+        size = f"micro-batches of {run.micro_batch_size:,}"
+        step = f"{step}, {size}" if step else size
     return (
         str(run.path),
         run.recipe,
