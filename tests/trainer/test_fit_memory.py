@@ -19,6 +19,7 @@ from surestep.record.records import load_records
 from surestep.reports.describe_run import describe_numbers
 from surestep.tracking.points import read_points
 from surestep.trainer import fit_memory
+from surestep.trainer import memory as estimates
 from surestep.trainer.found_sizes import load_sizes
 from surestep.trainer.planning import TaskOrigin, plan_task
 from surestep.trainer.session import Session
@@ -354,7 +355,7 @@ def test_run_that_started_keeps_its_sizes_whatever_other_runs_find(tmp_path):
 
 
 def test_start_is_what_the_estimate_allows(tmp_path, monkeypatch):
-    monkeypatch.setattr(fit_memory, "find_largest_micro_batch", lambda planned, limit: 7)
+    monkeypatch.setattr(estimates, "find_largest_micro_batch", lambda planned, limit: 7)
     with open_fitted(tmp_path / "run", LimitedMemory({})) as session:
         assert session.plan.batch_layout == "16 = 2 micro-batches x 6 + 4"
         assert "fit: by the estimated memory of a step" in session.plan.reason("micro_batch_size")
@@ -367,7 +368,7 @@ def test_start_fits_in_what_the_host_has_available(monkeypatch, room, limit):
     limits = []
     monkeypatch.setattr(fit_memory, "read_host_memory", lambda: SimpleNamespace(room=room))
     monkeypatch.setattr(
-        fit_memory, "find_largest_micro_batch", lambda planned, limit: limits.append(limit)
+        estimates, "find_largest_micro_batch", lambda planned, limit: limits.append(limit)
     )
     planned = plan_task(task_of(LimitedMemory({})), surestep.Config(**OPTIONS))
     fit_memory.find_start(planned, TaskOrigin())
@@ -379,13 +380,13 @@ def test_estimate_that_is_not_known_starts_with_all_of_a_batch(tmp_path, monkeyp
     def fail(planned: Any, limit: int) -> int:
         raise ConfigError("The memory of a step is not known.")
 
-    monkeypatch.setattr(fit_memory, "find_largest_micro_batch", fail)
+    monkeypatch.setattr(estimates, "find_largest_micro_batch", fail)
     with open_fitted(tmp_path / "run", LimitedMemory({})) as session:
         assert session.plan.reason("micro_batch_size").startswith("fit: all of a batch; halved")
 
 
 def test_estimated_split_that_changes_the_update_is_rejected(tmp_path, monkeypatch):
-    monkeypatch.setattr(fit_memory, "find_largest_micro_batch", lambda planned, limit: 4)
+    monkeypatch.setattr(estimates, "find_largest_micro_batch", lambda planned, limit: 4)
     task = surestep.Task(with_batchnorm(), nn.CrossEntropyLoss(), rows(64))
     with pytest.raises(ConfigError, match="Set micro_batch_size=4 if the update may change"):
         session_of(task, tmp_path / "run", **OPTIONS)
@@ -394,7 +395,7 @@ def test_estimated_split_that_changes_the_update_is_rejected(tmp_path, monkeypat
 
 @pytest.mark.slow("trains runs to compare them")
 def test_evaluated_samples_do_not_depend_on_the_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(fit_memory, "find_largest_micro_batch", lambda planned, limit: 4)
+    monkeypatch.setattr(estimates, "find_largest_micro_batch", lambda planned, limit: 4)
     task = task_of(LimitedMemory({}), net=PlainNet, val=rows(40))
     with session_of(task, tmp_path / "run", **OPTIONS, limit_val_batches=2) as session:
         assert session.plan.validation_batch_size == 16

@@ -19,6 +19,7 @@ from surestep.engine.profile import kept_tensors, memory_use
 from surestep.recipes import chars
 from surestep.trainer import out_of_memory
 from surestep.trainer.evaluator import evaluate_run, predict_run
+from surestep.trainer.explain_memory import ExplainMemory
 from tests import tiny
 from tests.forked import fork
 
@@ -220,12 +221,12 @@ def test_error_of_the_explanation_does_not_hide_the_first_one(tmp_path, monkeypa
 def test_rank_writes_a_file_of_its_own(tmp_path):
     recorder = SimpleNamespace(folder=tmp_path, owns=False)
     state, planned = tiny.state_of(), tiny.plan()
-    part = out_of_memory.ExplainMemory(planned, (), recorder, rank=1, read_size=lambda: 8)
+    part = ExplainMemory(planned, (), recorder, rank=1, read_size=lambda: 8)
     error = part.on_error(state, MemoryError("none left"), None)
     path = tmp_path / "out-of-memory-step-3-rank-1.json"
     assert f"More in {path}." in str(error)
     assert path.exists()
-    part = out_of_memory.ExplainMemory(planned, (), recorder, read_size=lambda: 8)
+    part = ExplainMemory(planned, (), recorder, read_size=lambda: 8)
     assert "More in" not in str(part.on_error(state, MemoryError("none left"), None))
 
 
@@ -241,7 +242,7 @@ FIRST_LINES = {
 @pytest.mark.parametrize("text", FIRST_LINES)
 def test_first_line_has_what_could_not_be_allocated(tmp_path, text):
     recorder = SimpleNamespace(folder=tmp_path, owns=False)
-    part = out_of_memory.ExplainMemory(tiny.plan(), (), recorder, read_size=lambda: 8)
+    part = ExplainMemory(tiny.plan(), (), recorder, read_size=lambda: 8)
     explained = part.on_error(tiny.state_of(), MemoryError(text), None)
     assert str(explained).splitlines()[0] == f"Memory ran out in step 3: {FIRST_LINES[text]}"
 

@@ -43,7 +43,8 @@ from surestep.engine.value import Value
 from surestep.record.checkpoint.reader import CheckpointInfo
 from surestep.record.pretrained import load_init_weights
 from surestep.record.run import Run, Which
-from surestep.trainer.out_of_memory import Failure, explain_memory_errors
+from surestep.trainer.explain_memory import explain_memory_errors
+from surestep.trainer.memory_failure import Failure
 from surestep.trainer.planning import (
     PreparedTask,
     check_split,

@@ -22,7 +22,6 @@ from surestep.engine.step.fitted_steps import FittedSteps
 from surestep.record.events import find_events
 from surestep.record.run_writer import RunWriter
 from surestep.trainer.found_sizes import FoundSizes, load_sizes, locate_sizes, store_sizes
-from surestep.trainer.memory import find_largest_eval_batch, find_largest_micro_batch
 from surestep.trainer.planning import PreparedTask, TaskOrigin
 from surestep.trainer.rank_zero import run_on_rank_zero
 from surestep.trainer.resume import ResumeDecision
@@ -104,6 +103,9 @@ def find_start(
     Raises:
         ConfigError: a batch does not fit, and splitting it changes the update.
     """
+    # It imports the tracer of steps, which other runs do not need.
+    from surestep.trainer.memory import find_largest_eval_batch, find_largest_micro_batch
+
     plan = planned.plan
     earlier = load_sizes(locate_sizes(planned, origin)) if memory is None else FoundSizes()
     free = _free_memory(planned) if memory is None else memory

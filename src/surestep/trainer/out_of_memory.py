@@ -3,9 +3,8 @@
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 from torch import nn
@@ -13,106 +12,20 @@ from torch import nn
 from surestep.base.errors import OutOfMemoryError
 from surestep.base.text import format_bytes
 from surestep.engine import private
-from surestep.engine.device import clear_frames, ran_out, stage_of
+from surestep.engine.device import clear_frames, stage_of
 from surestep.engine.losses.multi import code_of_losses
 from surestep.engine.object_search import Root, roots_of
 from surestep.engine.profile.kept_tensors import KeptTensors, user_variables
 from surestep.engine.profile.memory_use import MemoryUse, measure_memory_use
-from surestep.engine.state.state import State
-from surestep.engine.step.callback import Callback
-from surestep.engine.step.fitted_steps import ran_out_in_update
-from surestep.engine.step.part import Part
-from surestep.engine.step.train_step import StepResult
 from surestep.record.memory_report import write_memory_report
-from surestep.record.run_writer import RunWriter
 from surestep.trainer.memory_advice import Advice, Remedy, advise
-from surestep.trainer.planning import PreparedTask
+from surestep.trainer.memory_failure import Failure
 
 VIEWER = "https://pytorch.org/memory_viz"
 _MOST = 3  # modules, objects and lines in the message; the file has more
 _NOTABLE = 0.05  # of what is counted; smaller objects are not in the message
 _SENTENCE = re.compile(r".*?ried to allocate [\d.]+ \w+\.?")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")  # of a module in a list
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Memory ran out.
-
-    Attributes:
-        where: "in step 3".
-        planned: the task, with its options.
-        model: on its device.
-        state: None before the first step.
-        callbacks: of the user.
-        evaluation_size: of the batches, if it was an evaluation.
-        in_update: it was in the update of a step, whose memory no micro-batch size changes.
-    """
-
-    where: str
-    planned: PreparedTask
-    model: nn.Module
-    state: State | None = None
-    callbacks: tuple[Callback, ...] = ()
-    evaluation_size: int | None = None
-    in_update: bool = False
-
-
-class ExplainMemory(Part):
-    """Writes what is in memory if it runs out, and says what would help.
-
-    Args:
-        planned: the task, with its options.
-        callbacks: of the user.
-        recorder: of the run folder.
-        rank: of this process; each rank that ran out writes its own file.
-        read_size: returns the current micro-batch size.
-    """
-
-    def __init__(
-        self,
-        planned: PreparedTask,
-        callbacks: Iterable[Callback],
-        recorder: RunWriter,
-        rank: int = 0,
-        *,
-        read_size: Callable[[], int],
-    ) -> None:
-        self._planned, self._callbacks = planned, tuple(callbacks)
-        self._recorder, self._rank, self._read_size = recorder, rank, read_size
-
-    def on_error(
-        self, state: State, error: Exception, place: StepResult | int | None
-    ) -> OutOfMemoryError | None:
-        """Return an error with the sizes and what to set."""
-        if not ran_out(error):
-            return None
-        step, size = state.progress.step, place if isinstance(place, int) else None
-        where, name = f"in step {step + 1}", f"step-{step + 1}"
-        if size is not None:
-            where, name = f"in the evaluation after step {step}", f"evaluation-{step}"
-        path = self._recorder.folder / f"out-of-memory-{name}"
-        if self._rank:
-            path = path.with_name(f"{path.name}-rank-{self._rank}")
-        plan = self._planned.plan.replace(micro_batch_size=self._read_size())
-        planned, in_update = replace(self._planned, plan=plan), ran_out_in_update(error)
-        failure = Failure(where, planned, state.model, state, self._callbacks, size, in_update)
-        return explain_memory(error, failure, path if self._rank or self._recorder.owns else None)
-
-
-@contextmanager
-def explain_memory_errors(failure: Failure) -> Iterator[None]:
-    """Explain an error of memory that runs out in a block, without writing files.
-
-    Raises:
-        OutOfMemoryError: memory ran out.
-    """
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not ran_out(error):
-            raise
-        raise explain_memory(error, failure) from error
 
 
 def explain_memory(

@@ -20,7 +20,7 @@ from surestep.record.run_writer import RunWriter
 from surestep.tracking.graph import WriteGraph
 from surestep.tracking.histograms import RecordHistograms
 from surestep.trainer.build import BuiltLoop
-from surestep.trainer.out_of_memory import ExplainMemory
+from surestep.trainer.explain_memory import ExplainMemory
 from surestep.trainer.rank_consistency import CheckReplicas
 from surestep.trainer.record_steps import RecordSteps
 from surestep.trainer.scheduled import EarlyStopping, ScheduledEvaluation, ScheduledSaving

@@ -34,8 +34,9 @@ from surestep.trainer.best_metric import measure_on, reset_best
 from surestep.trainer.build import BuiltLoop, build
 from surestep.trainer.config_diff import may_change_data
 from surestep.trainer.evaluator import Evaluator
+from surestep.trainer.explain_memory import explain_memory_errors
 from surestep.trainer.fit_memory import fit_memory, plan_first_sizes
-from surestep.trainer.out_of_memory import Failure, explain_memory_errors
+from surestep.trainer.memory_failure import Failure
 from surestep.trainer.own_loop import describe_ignored
 from surestep.trainer.parts import InBackground, list_parts
 from surestep.trainer.planning import PreparedTask, TaskOrigin, make_eval_loaders, plan_task

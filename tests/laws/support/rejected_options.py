@@ -178,6 +178,7 @@ DATA: list[Case] = [
     ({"batch_size": 64, "data.drop_last": True}, {}, "drop_last=False"),
 ]
 OPTIM: list[Case] = [
+    ({"optim.name": "rprop", "optim.lr": "find"}, {}, "optim.lr='find' measures a rate, and "),
     ({"optim.lr": 0.1}, OWN, "leave Task(optimizer=...) out"),
     ({"optim.name": "sgd"}, OWN, "leave Task(optimizer=...) out"),
     (

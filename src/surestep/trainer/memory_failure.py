@@ -1,0 +1,32 @@
+"""When memory ran out, and in what."""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from surestep.engine.state.state import State
+from surestep.engine.step.callback import Callback
+from surestep.trainer.planning import PreparedTask
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Memory ran out.
+
+    Attributes:
+        where: "in step 3".
+        planned: the task, with its options.
+        model: on its device.
+        state: None before the first step.
+        callbacks: of the user.
+        evaluation_size: of the batches, if it was an evaluation.
+        in_update: it was in the update of a step, whose memory no micro-batch size changes.
+    """
+
+    where: str
+    planned: PreparedTask
+    model: nn.Module
+    state: State | None = None
+    callbacks: tuple[Callback, ...] = ()
+    evaluation_size: int | None = None
+    in_update: bool = False
