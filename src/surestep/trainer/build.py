@@ -146,7 +146,7 @@ def build(
     if world.size > 1 and task.step is None and strategy.allows_warm_up:
         is_known = planned.info.fitting is not None and planned.info.fitting.is_recorded
         if planned.fits and strategy.copies_model and not is_known:
-            find_size_on_ranks(context, loader, plan, next(iter(why_not_split(planned.info)), ""))
+            find_size_on_ranks(context, loader, plan, why_not_split(planned.info))
         warm_up_ddp(context, loader, plan)
     state.unfreezing = make_unfreeze_schedule(model, plan, groups, context.train_modes)
     return BuiltLoop(

@@ -120,7 +120,7 @@ def find_start(
     if start is not None and start.size < share and changes:
         raise ConfigError(
             f"micro_batch_size='fit' would split a batch into micro-batches of {start.size} "
-            f"({start.why}), and that changes the update: {changes[0]}. Set "
+            f"({start.why}), and that changes the update: {changes}. Set "
             f"micro_batch_size={start.size} if the update may change, or "
             f"batch_size={start.size * plan.parallel_ranks}."
         )
@@ -203,7 +203,7 @@ def _fit_training(
         recorder.durable_event(EVENT, step=step, size=size, why=why)
         sizes.add(step, size)
     recorder.note(micro_batch_size=sizes.at(step))
-    is_shared, reasons = loop.world.size > 1, why_not_split(planned.info)
+    is_shared, why_not = loop.world.size > 1, why_not_split(planned.info)
     append = recorder.durable_event_of_rank if is_shared else recorder.durable_event
 
     def record(change: SizeChange) -> None:
@@ -215,7 +215,6 @@ def _fit_training(
         else:
             session.messages.print_line(_describe_change(change))
 
-    why_not = reasons[0] if reasons else ""
     loop.fit_memory(FittedSteps(loop.loader, sizes, record, why_not=why_not, is_shared=is_shared))
 
 

@@ -209,10 +209,10 @@ def _as_list(candidate: _Candidate | None) -> list[_Candidate]:
 
 def _smaller_step(planned: PreparedTask, size: int) -> _Candidate | None:
     """Return half of a micro-batch; None for 1."""
-    half, reasons = size // 2, why_not_split(planned.info)
+    half, why_not = size // 2, why_not_split(planned.info)
     effect = "changes no update" + ("" if planned.fits else " ('fit' finds a size)")
-    if reasons:
-        effect = f"changes the update: {reasons[0]}"
+    if why_not:
+        effect = f"changes the update: {why_not}"
     for candidate in _change(planned, {"micro_batch_size": half}, effect) if half else ():
         return replace(candidate, smaller=partial(_smaller_step, planned, half))
     return None

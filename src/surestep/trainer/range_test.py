@@ -181,9 +181,8 @@ def measure_curve(
 
 def _fit_memory(loop: Loop, planned: PreparedTask) -> None:
     """Take steps that run out of memory again in smaller micro-batches, which no run records."""
-    reasons = why_not_split(planned.info)
     sizes = SizesByStep([(1, loop.loader.layout.micro_batch_size)])
-    why_not = reasons[0] if reasons else ""
+    why_not = why_not_split(planned.info)
     loop.fit_memory(FittedSteps(loop.loader, sizes, lambda change: None, why_not=why_not))
 
 

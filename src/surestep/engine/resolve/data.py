@@ -93,7 +93,7 @@ def _fitting_size(ctx: PlanContext) -> Decision:
     size, why = (share, ALL) if found is None else (min(found.size, share), found.why)
     if changes:
         return size, (
-            f"fit: {why}; splitting changes the update here ({changes[0]}), so a step that runs "
+            f"fit: {why}; splitting changes the update here ({changes}), so a step that runs "
             "out of memory ends the run with the size to set"
         )
     if ctx["parallel.ranks"] > 1:
@@ -101,9 +101,9 @@ def _fitting_size(ctx: PlanContext) -> Decision:
     return size, f"fit: {why}; halved when a step runs out of memory, which takes that step again"
 
 
-def why_not_split(info: TaskInfo) -> list[str]:
-    """Return why a smaller micro-batch changes the update, by more than other dropout masks."""
-    return [reason for reason in info.not_splitting if reason != DROPOUT]
+def why_not_split(info: TaskInfo) -> str:
+    """Return why splitting changes the update by more than dropout masks; "" if it does not."""
+    return next((reason for reason in info.not_splitting if reason != DROPOUT), "")
 
 
 def _rank_share(ctx: PlanContext) -> int:
