@@ -1,0 +1,1 @@
+"""`surestep tune`: measures what makes a recipe fast, and proves what keeps its numbers."""
