@@ -9,7 +9,14 @@ from surestep.base.html import escape_html, make_table
 from surestep.config.config import Choice, has_requirements
 from surestep.engine.plan.batching import SampleOrder
 from surestep.engine.plan.fitting import FoundSize
-from surestep.engine.plan.specs import AveragingSpec, ExcludedSamples, WrapUnits, no_blocks
+from surestep.engine.plan.specs import (
+    AveragingSpec,
+    ExcludedSamples,
+    TracedStep,
+    WrapUnits,
+    no_blocks,
+    not_traced,
+)
 from surestep.engine.schedule.registry import ScheduleSpec
 
 HIDDEN = "options are off, have torch's default or do not apply"
@@ -46,6 +53,7 @@ class TaskInfo:
         is_built: Task(model=) is a module, and not a function that builds it.
         blocks_by: returns the modules that a wrap policy selects.
         no_predictions: returns why evaluations have no predictions to show; "" if they have.
+        trace_step: traces the step of a Plan, which takes from milliseconds to seconds.
     """
 
     train_samples: int | None
@@ -87,6 +95,7 @@ class TaskInfo:
     is_built: bool = True
     blocks_by: Callable[[str], WrapUnits] = no_blocks
     no_predictions: Callable[[], str] = str
+    trace_step: Callable[["Plan"], TracedStep] = not_traced
 
 
 class ResolvedOption(NamedTuple):
@@ -111,6 +120,7 @@ class Plan:
         optim_options: options of the chosen optimizer alone, as its class takes them.
         schedule: the learning rate over the run, lengths in optimizer steps.
         average: the average of the weights, lengths in optimizer steps.
+        task_info: what the Task brings.
         optimizers: the Plan of each optimizer of a Task that names several.
     """
 
@@ -118,6 +128,7 @@ class Plan:
     optim_options: Mapping[str, Any]
     schedule: ScheduleSpec
     average: AveragingSpec
+    task_info: TaskInfo
     optimizers: Mapping[str, "Plan"]
 
     def __init__(
@@ -127,6 +138,7 @@ class Plan:
         optim_options: Mapping[str, Any],
         schedule: ScheduleSpec,
         average: AveragingSpec,
+        task_info: TaskInfo,
         optimizers: Mapping[str, "Plan"] | None = None,
     ) -> None:
         values = {option.replace(".", "_"): value for option, value, _ in decisions}
@@ -136,6 +148,7 @@ class Plan:
             optim_options=optim_options,
             schedule=schedule,
             average=average,
+            task_info=task_info,
             optimizers=optimizers or {},
         )
 

@@ -9,6 +9,24 @@ from torch import Tensor
 from surestep.config.duration import count_periods
 
 
+class TracedStep(NamedTuple):
+    """What a trace of a step shows.
+
+    Attributes:
+        peak: bytes of memory that it takes; None is not known.
+        attention: what computes scaled_dot_product_attention; empty if the model does not use it,
+            and None if that is not known.
+    """
+
+    peak: int | None = None
+    attention: tuple[str, ...] | None = None
+
+
+def not_traced(plan: object) -> TracedStep:
+    """Know nothing of the step of a Plan."""
+    return TracedStep()
+
+
 @dataclass(frozen=True)
 class AveragingSpec:
     """An average with every option decided; lengths are in steps.

@@ -4,7 +4,8 @@ from surestep.engine.distributed.launcher_env import AccelerateConfig
 from surestep.engine.plan.context import Decision, PlanContext, resolves
 from surestep.engine.resolve.parallel import gathers_blocks
 
-_SDPA_ON_CPU = ("auto", "flash", "math")
+_SDPA_ON_CPU = ("flash", "math")
+_SDPA_ON_GPU = ("flash", "efficient", "cudnn", "math")
 
 
 @resolves("compile")
@@ -66,14 +67,20 @@ def matmul_precision(ctx: PlanContext) -> Decision:
     return ctx.set_or("highest", "fp32 products keep all their digits")
 
 
+def list_sdpa_backends(device: str) -> tuple[str, ...]:
+    """List the backends of attention that a type of device has."""
+    return _SDPA_ON_GPU if device == "cuda" else _SDPA_ON_CPU
+
+
 @resolves("sdpa_backend")
 def sdpa_backend(ctx: PlanContext) -> Decision:
     """Check that the device has the backend."""
     wanted = ctx.get("sdpa_backend", "auto")
-    if not ctx.on_gpu and wanted not in _SDPA_ON_CPU:
+    backends = list_sdpa_backends(ctx.device)
+    if wanted not in ("auto", *backends):
         ctx.reject(
             f"sdpa_backend={wanted!r} is for a GPU, and the device is {ctx['device']}, which has: "
-            f"{', '.join(_SDPA_ON_CPU[1:])}."
+            f"{', '.join(backends)}."
         )
     return ctx.declared()
 

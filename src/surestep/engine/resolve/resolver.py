@@ -90,6 +90,7 @@ class _Resolver(PlanContext):
             optim_options=own_options(self),
             schedule=schedule,
             average=make_averaging_spec(self),
+            task_info=self.task_info,
         )
 
     def decide(self, option: str) -> None:
