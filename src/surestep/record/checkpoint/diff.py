@@ -30,7 +30,7 @@ class ChangedTensor(NamedTuple):
         name: of the tensor.
         elements: how many it has.
         changed: how many of them are not bitwise identical.
-        largest: the largest difference; NaN if a value is NaN.
+        largest: the largest difference; NaN if an element that differs is NaN or infinite.
         relative: the norm of the difference divided by the norm before.
     """
 
@@ -94,7 +94,7 @@ def differences(before: CheckpointReader, now: CheckpointReader) -> CheckpointDi
             continue
         with before.open_tensors(kind) as read_old, now.open_tensors(kind) as read_new:
             for name in comparable:
-                changed = _compare(kind, name, read_old(name, None), read_new(name, None))
+                changed = compare_tensors(kind, name, read_old(name, None), read_new(name, None))
                 if changed is None:
                     found.equal += 1
                 else:
@@ -109,16 +109,24 @@ def _shown(tensor: TensorMeta | None) -> str | None:
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
-def _compare(kind: str, name: str, a: Tensor, b: Tensor) -> ChangedTensor | None:
-    """Return how far a tensor changed; None if it is bitwise identical, NaN and -0 included."""
+def compare_tensors(kind: str, name: str, a: Tensor, b: Tensor) -> ChangedTensor | None:
+    """Return how far a tensor changed; None if it is bitwise identical, NaN and -0 included.
+
+    Args:
+        kind: model, optimizer, callback_states and so on.
+        name: of the tensor.
+        a: the tensor before.
+        b: the tensor now, of the same shape and dtype.
+    """
     bytes_a, bytes_b = (tensor.reshape(-1, 1).view(torch.uint8) for tensor in (a, b))
-    changed = int((bytes_a != bytes_b).any(dim=1).sum())
+    differ = (bytes_a != bytes_b).any(dim=1)
+    changed = int(differ.sum())
     if not changed:
         return None
     wide = torch.complex128 if a.is_complex() else torch.float64
-    old, new = a.to(wide), b.to(wide)
+    old, new = (tensor.reshape(-1)[differ].to(wide) for tensor in (a, b))
     difference = (new - old).abs()
-    norm, full = float(difference.norm()), float(old.norm())
+    norm, full = float(difference.norm()), float(a.to(wide).norm())
     relative = norm / full if full else math.inf if norm else 0.0
     return ChangedTensor(kind, name, a.numel(), changed, float(difference.max()), relative)
 

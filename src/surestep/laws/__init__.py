@@ -1,0 +1,1 @@
+"""Compare two runs bit for bit, and find the first step and tensor that differ."""
