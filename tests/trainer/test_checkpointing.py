@@ -48,6 +48,23 @@ def test_failed_save_is_reported_and_the_next_save_retries(tmp_path, monkeypatch
     assert steps == [1, 4, 5, 6]
 
 
+def test_save_without_memory_for_a_thread_is_written_at_once(tmp_path, monkeypatch, capsys):
+    def start(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    checkpoint = {**SAVES["checkpoint"], "async_save": True}
+    run = tiny.fit(tmp_path, checkpoint=checkpoint, logging={"progress": "plain"})
+    assert saved(tmp_path) == [1, 2, 3, 4, 5, 6]
+    (notice,) = [event for event in run.events() if event["event"] == "notice"]
+    assert (notice["step"], notice["text"]) == (
+        1,
+        "Checkpoints are written between two steps from step 1 on, since their thread could not "
+        "be started: can't start new thread. Training waits for them.",
+    )
+    assert capsys.readouterr().err.count(notice["text"]) == 1
+
+
 class Saves(surestep.Callback):
     """Keeps the step and the metrics of each checkpoint."""
 

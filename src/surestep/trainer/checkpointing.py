@@ -154,6 +154,8 @@ class CheckpointManager(Part):
             loop.parts.call("on_save", saved)
         elif self.step == result.step:
             self.step = None
+        if result.notice:
+            self._report(result.step, result.notice)
         if result.error is None:
             return
         if not isinstance(result.error, CheckpointError):
@@ -161,7 +163,10 @@ class CheckpointManager(Part):
         text = str(result.error)
         if result.path is None:
             text = f"{text} The run continues, and the next save tries again."
-        self._recorder.event("notice", step=result.step, text=text)
+        self._report(result.step, text)
+
+    def _report(self, step: int, text: str) -> None:
+        self._recorder.event("notice", step=step, text=text)
         self._print_line(text)
 
 

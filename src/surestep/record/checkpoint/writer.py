@@ -245,6 +245,7 @@ class SaveResult:
         error: why it could not be written, or why older ones could not be deleted after it.
         seconds: how long the save took.
         blocked_s: how long training waited for it.
+        notice: that this save and later ones are not written in a thread, and why; else "".
     """
 
     step: int
@@ -252,6 +253,7 @@ class SaveResult:
     error: Exception | None
     seconds: float
     blocked_s: float
+    notice: str = ""
 
 
 class AsyncSaver:
@@ -304,7 +306,15 @@ class AsyncSaver:
         self._thread = threading.Thread(
             target=self._write, args=(snapshot, start, time.perf_counter()), name="surestep-save"
         )
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # no memory for its stack, or too many processes
+            self.background = False
+            notice = (
+                f"Checkpoints are written between two steps from step {snapshot.step} on, since "
+                f"their thread could not be started: {error}. Training waits for them."
+            )
+            self._write(snapshot, start, None, notice)
 
     def wait(self) -> None:
         """Wait until nothing is being written."""
@@ -317,7 +327,9 @@ class AsyncSaver:
         """Return the results of the saves that are done, each once."""
         return [self._done.pop(0) for _ in range(len(self._done))]
 
-    def _write(self, snapshot: StateSnapshot, start: float, copied: float | None) -> None:
+    def _write(
+        self, snapshot: StateSnapshot, start: float, copied: float | None, notice: str = ""
+    ) -> None:
         path: Path | None = None
         failed: Exception | None = None
         try:
@@ -331,4 +343,5 @@ class AsyncSaver:
             failed = error
         end = time.perf_counter()
         blocked_s = (copied or end) - start
-        self._done.append(SaveResult(snapshot.step, path, failed, end - start, blocked_s))
+        result = SaveResult(snapshot.step, path, failed, end - start, blocked_s, notice)
+        self._done.append(result)
