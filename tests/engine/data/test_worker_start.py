@@ -131,3 +131,41 @@ def test_script_without_a_main_guard_gets_an_error_that_names_it(tmp_path):
     assert "surestep.base.errors.ConfigError: A new process of multiprocessing" in in_worker
     assert "under if __name__ == '__main__':" in in_script
     assert "locked" not in ran.stderr
+
+
+THREAD = RuntimeError("can't start new thread")
+
+
+def deny(error):
+    def start(*_):
+        raise error
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("target", "error"),
+    [
+        ("os.fork", OSError(12, "Cannot allocate memory")),
+        ("os.fork", BlockingIOError(11, "Resource temporarily unavailable")),
+        ("surestep.engine.data.workers._Pass.__init__", THREAD),  # that pins batches
+    ],
+    ids=["memory", "processes", "thread"],
+)
+def test_worker_that_the_system_does_not_start_is_explained(monkeypatch, target, error):
+    loader = Loader(Rows(), 8, num_workers=1, multiprocessing_context="fork")
+    monkeypatch.setattr(target, deny(error))
+    with pytest.raises(DataError, match=r"does not start data\.num_workers=1: ") as caught:
+        next(iter(loader))
+    assert f"num_workers=1: {error.args[-1]}. Use data.num_workers=0" in str(caught.value)
+    assert "This process has" in str(caught.value)
+
+
+def test_workers_end_without_memory_for_a_thread(monkeypatch):
+    loader = Loader(Rows(), 8, num_workers=1, multiprocessing_context="fork")
+    reader = iter(loader)
+    next(reader)
+    (worker,) = loader._pass.workers
+    monkeypatch.setattr("threading.Thread.start", deny(THREAD))
+    loader.close()
+    assert not worker.is_alive()

@@ -5,6 +5,7 @@ the middle of an optimizer step too. This loader raises only while a batch is wa
 """
 
 import atexit
+import errno
 import mmap
 import multiprocessing
 import os
@@ -15,6 +16,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from multiprocessing import current_process, parent_process
 from multiprocessing.process import BaseProcess
@@ -117,6 +119,10 @@ class Loader(DataLoader[Any]):
             if "pickle" not in str(error):
                 raise
             raise self._explain_pickling(error) from error
+        except (OSError, RuntimeError) as error:
+            if not _is_denied(error):
+                raise
+            raise self._explain_denied(error) from error
         _loaders.add(self)
         self.note_contents()
         return self._pass
@@ -129,6 +135,15 @@ class Loader(DataLoader[Any]):
             f"collate_fn by pickle, which failed: {error}. Define functions and classes with def "
             "and class at the top level of a module, not as a lambda or within a function, and "
             "open files in the worker. Or use data.num_workers=0."
+        )
+
+    def _explain_denied(self, error: Exception) -> DataError:
+        """Return the error for workers, or the thread that gets their batches, without memory."""
+        reason = getattr(error, "strerror", None) or error
+        return DataError(
+            f"The system does not start data.num_workers={self.num_workers}: {reason}. Use "
+            "data.num_workers=0, which starts none, or fewer workers; or raise the limit of this "
+            f"process (ulimit -v, ulimit -u). {read_host_memory().describe()}"
         )
 
     @property
@@ -200,8 +215,9 @@ class Loader(DataLoader[Any]):
         try:
             # In a thread, because it blocks if a worker died that had one of its locks.
             end = threading.Thread(target=ended._shutdown_workers, daemon=True)
-            end.start()
-            end.join(POLL_S if any(map(_has_failed, workers)) else timeout_s)
+            with suppress(RuntimeError):  # no memory for a thread: the workers are killed
+                end.start()
+                end.join(POLL_S if any(map(_has_failed, workers)) else timeout_s)
         finally:  # Ctrl-C may end the wait
             _kill(workers)
             for worker in workers:
@@ -213,6 +229,13 @@ class Loader(DataLoader[Any]):
         If the collector found it in a cycle, the queues that ask workers to end are closed already.
         """
         self.close(POLL_S)
+
+
+def _is_denied(error: Exception) -> bool:
+    """Return whether there is no memory for a new process or thread, or too many exist."""
+    if getattr(error, "errno", None) in (errno.ENOMEM, errno.EAGAIN):
+        return True
+    return "can't start new thread" in str(error)
 
 
 def _has_failed(worker: BaseProcess) -> bool:
