@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from surestep.config.config import Config
-from surestep.engine.device import use_device
+from surestep.engine.device import ran_out, ran_out_on_host, use_device
 from surestep.engine.distributed.launcher_env import LaunchInfo
 from surestep.engine.model.precision import torch_settings
 from surestep.recipes.load import load
@@ -51,6 +51,63 @@ def test_use_device_sets_the_current_device_temporarily(cards):
     with use_device(torch.device("cuda", 1)):
         assert cards.now == 1
     assert cards.now == 0
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuFFT error: CUFFT_ALLOC_FAILED"),
+        RuntimeError("MPS backend out of memory (MPS allocated: 8.00 GB)"),
+    ],
+    ids=str,
+)
+def test_memory_of_a_device_that_ran_out_is_known(error):
+    assert ran_out(error)
+    assert not ran_out_on_host(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        OSError(12, "Cannot allocate memory"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate"),
+        RuntimeError("std::bad_alloc"),
+        RuntimeError("unable to mmap 26 bytes from file <x>: Cannot allocate memory (12)"),
+    ],
+    ids=repr,
+)
+def test_memory_of_the_host_that_ran_out_is_known(error):
+    assert ran_out(error)
+    assert ran_out_on_host(error)
+
+
+ONEDNN = [f"could not {what}" for what in ("create a primitive", "create a memory object")]
+
+
+@pytest.mark.parametrize("text", [*ONEDNN, "could not execute a primitive"])
+@pytest.mark.parametrize("is_limited", [True, False])
+def test_failure_of_onednn_is_memory_if_this_process_has_a_limit(monkeypatch, text, is_limited):
+    monkeypatch.setattr("surestep.engine.device.limits_allocation", lambda: is_limited)
+    assert ran_out(RuntimeError(text)) == ran_out_on_host(RuntimeError(text)) == is_limited
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("could not create a primitive descriptor for the matmul primitive"),
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
+        ValueError("DefaultCPUAllocator"),
+        OSError(28, "No space left on device"),
+    ],
+    ids=repr,
+)
+def test_other_errors_are_not_memory(monkeypatch, error):
+    monkeypatch.setattr("surestep.engine.device.limits_allocation", lambda: True)
+    assert not ran_out(error)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:7"])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from surestep.engine import host_memory
-from surestep.engine.host_memory import read_host_memory
+from surestep.engine.host_memory import limits_allocation, read_host_memory
 from tests.forked import fork
 
 STATUS = "Name:\tpython\nVmSize:\t  4096 kB\nVmRSS:\t  2048 kB\n"
@@ -83,3 +83,19 @@ def test_limit_of_the_address_space_is_named(tmp_path):
 
     done = fork(tmp_path, (), run)
     assert "Its address space is limited to 1.0 TiB (RLIMIT_AS, ulimit -v)" in done.stdout
+
+
+@pytest.mark.parametrize("limit", [resource.RLIMIT_AS, resource.RLIMIT_DATA, None])
+def test_process_with_a_limit_may_be_denied_memory(tmp_path, limit):
+    def run() -> None:
+        if limit is not None:
+            resource.setrlimit(limit, (2**40, resource.RLIM_INFINITY))
+        print(limits_allocation())
+
+    assert fork(tmp_path, (), run).stdout == f"{limit is not None}\n"
+
+
+@pytest.mark.parametrize(("mode", "expected"), [(0, False), (1, False), (2, True)])
+def test_system_that_accounts_strictly_may_deny_memory(system, mode, expected):
+    system("proc/sys/vm/overcommit_memory", f"{mode}\n")
+    assert limits_allocation() == expected

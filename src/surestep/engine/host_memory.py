@@ -91,6 +91,21 @@ def read_host_memory() -> HostMemory:
     )
 
 
+def limits_allocation() -> bool:
+    """Return whether this process may be denied memory: by a limit, or by strict accounting.
+
+    Without them, Linux grants almost any request, and a container's limit kills the process.
+    """
+    try:
+        import resource
+    except ImportError:  # Windows denies what it does not have
+        return True
+    limits = (resource.RLIMIT_AS, resource.RLIMIT_DATA)  # ulimit -v, ulimit -d
+    if any(resource.getrlimit(limit)[0] != resource.RLIM_INFINITY for limit in limits):
+        return True
+    return _read_number(_PROC / "sys/vm/overcommit_memory") == 2  # proc_sys_vm(5)
+
+
 def _read_sizes(path: Path) -> dict[str, int]:
     """Return the sizes in a file of lines such as "VmRSS:  1024 kB"."""
     lines = map(str.split, _read_lines(path))

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from surestep.base.errors import CheckpointError, CorruptCheckpointError
 from surestep.base.version import VERSION
+from surestep.engine.device import ran_out_on_host
 from surestep.engine.distributed.shards import TensorMeta
 from surestep.record.io import dumps, open_regular, parse_json, read_regular, size_of
 from surestep.record.safetensors_writer import DTYPES, FileDigest, dtype_of
@@ -38,7 +39,7 @@ _LOST = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EIO, errno.ENXIO}
     | {getattr(errno, "EUCLEAN", errno.EIO)}
 )
-_NO_MEMORY = ("Cannot allocate memory", "DefaultCPUAllocator")  # of torch and safetensors
+_NO_MEMORY = "Cannot allocate memory"  # of safetensors, whose errors have many types
 _MAX_SHOWN = 300  # characters of a file that a message shows
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 
@@ -51,9 +52,9 @@ def lacks_memory(error: BaseException | None) -> bool:
     """Return whether an error, or its cause, means that the host has no memory left."""
     if error is None:
         return False
-    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+    if ran_out_on_host(error) or _NO_MEMORY in str(error):
         return True
-    return any(text in str(error) for text in _NO_MEMORY) or lacks_memory(error.__cause__)
+    return lacks_memory(error.__cause__)
 
 
 def checkpoint_error(path: Path, file: str, what: object) -> CheckpointError:
