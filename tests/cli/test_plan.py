@@ -266,6 +266,14 @@ def test_plan_finds_the_largest_micro_batch_that_fits_into_a_memory(surestep, re
     assert " single (chosen) 8 " in shown
 
 
+def test_largest_share_of_a_batch_decides_what_fits(surestep, recipe):
+    words = ("--batch-size", "10", "--ranks", "4", "--memory", "1GB")
+    found = json.loads(surestep("plan", recipe(), *words, "--json").out)
+    assert {fit["micro_batch_size"] for fit in found["fits"]} == {3}  # of 3, 2, 3 and 2 samples
+    assert found["footprint"]["micro_batch_size"] == 3
+    assert "of the 3 samples of a rank" in surestep("plan", "mine.py", *words).out
+
+
 def test_plan_for_a_device_that_is_not_here(surestep, recipe):
     words = ("--device", "cuda", "--memory", "24GB", "--json")
     found = surestep("plan", recipe(), *words, "--ranks", "4")

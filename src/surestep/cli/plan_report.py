@@ -17,6 +17,7 @@ from surestep.engine.distributed.launcher_env import LaunchInfo
 from surestep.engine.model.layers import layers_of
 from surestep.engine.optim.multi import arrange_groups
 from surestep.engine.optim.param_groups import ParameterGroup, make_param_groups
+from surestep.engine.plan.batching import find_largest_share
 from surestep.engine.plan.plan import HIDDEN, Plan
 from surestep.engine.plan.system import read_system
 from surestep.engine.profile.rank_memory import RankMemory
@@ -260,7 +261,7 @@ def _mark_chosen(strategy: str, plan: Plan) -> str:
 
 
 def _print_fits(report: MemoryReport, fits: list[Fit], limit: int, plan: Plan) -> None:
-    share = plan.batch_size // plan.parallel_ranks
+    share = find_largest_share(plan.batch_size, plan.parallel_ranks)
     rows = [
         [
             _mark_chosen(fit.strategy, plan),
@@ -269,7 +270,8 @@ def _print_fits(report: MemoryReport, fits: list[Fit], limit: int, plan: Plan) -
         ]
         for fit in fits
     ]
-    title = f"Largest micro-batch that fits into {format_bytes(limit)}, of a batch of {share}"
+    of = f"a batch of {share}" if plan.parallel_ranks == 1 else f"the {share} samples of a rank"
+    title = f"Largest micro-batch that fits into {format_bytes(limit)}, of {of}"
     show.print_table(title, ("strategy", "micro_batch_size", "peak"), rows)
     if not any(fit.micro_batch_size for fit in fits):
         least = format_bytes(min(fit.peak for fit in fits))

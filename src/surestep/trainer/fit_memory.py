@@ -16,6 +16,7 @@ from surestep.engine.data.smaller_batches import Retry
 from surestep.engine.distributed.communicator import Communicator
 from surestep.engine.distributed.launcher_env import request_restart
 from surestep.engine.host_memory import read_host_memory
+from surestep.engine.plan.batching import find_largest_share
 from surestep.engine.plan.fitting import ALL, FoundSize, SizeChange, SizesByStep
 from surestep.engine.resolve.data import why_not_split
 from surestep.engine.step.fitted_steps import FittedSteps
@@ -109,7 +110,7 @@ def find_start(
     plan = planned.plan
     earlier = load_sizes(locate_sizes(planned, origin)) if memory is None else FoundSizes()
     free = _free_memory(planned) if memory is None else memory
-    share = -(-plan.batch_size // plan.parallel_ranks)
+    share = find_largest_share(plan.batch_size, plan.parallel_ranks)
     found: dict[str, FoundSize] = {}
     if planned.fits and earlier.training is not None:
         found["fitting"] = FoundSize(earlier.training, _EARLIER)

@@ -14,6 +14,7 @@ from surestep.config.config import Config
 from surestep.engine.distributed.launcher_env import LaunchInfo
 from surestep.engine.model.activation_checkpointing import select_modules, uses_own_checkpointing
 from surestep.engine.model.compile import disable_compile
+from surestep.engine.plan.batching import find_largest_share
 from surestep.engine.plan.plan import Plan
 from surestep.engine.profile.cuda_memory import EXPANDABLE
 from surestep.engine.profile.memory_use import MemoryUse
@@ -176,7 +177,8 @@ def _list_candidates(
     if evaluation_size is not None:
         yield from _as_list(_smaller_evaluation(planned, evaluation_size))
     elif not in_update:
-        yield from _as_list(_smaller_step(planned, min(plan.micro_batch_size, _share(plan))))
+        share = find_largest_share(plan.batch_size, plan.parallel_ranks)
+        yield from _as_list(_smaller_step(planned, min(plan.micro_batch_size, share)))
         if plan.activation_checkpointing == "off" and has_blocks(planned.model):
             effect = "recomputes activations, and changes no update"
             yield from _change(planned, {"activation_checkpointing": "on"}, effect)
@@ -197,10 +199,6 @@ def has_blocks(model: nn.Module) -> bool:
         return uses_own_checkpointing(model) or bool(select_modules(model, "on"))
     except ConfigError:
         return False
-
-
-def _share(plan: Plan) -> int:
-    return -(-int(plan.batch_size) // int(plan.parallel_ranks))
 
 
 def _as_list(candidate: _Candidate | None) -> list[_Candidate]:

@@ -30,6 +30,7 @@ from surestep.engine.model.precision import torch_settings
 from surestep.engine.modes import preserve_modes
 from surestep.engine.optim.state_size import state_bytes
 from surestep.engine.parallel.guards import HostGuard
+from surestep.engine.plan.batching import find_largest_share
 from surestep.engine.profile.stand_ins import StandIns, copied_tensors, fake_tensors
 from surestep.engine.profile.step_memory import KINDS, PASSING, StepMemory
 from surestep.engine.profile.step_trace import LOSS, StepTrace
@@ -110,7 +111,7 @@ class StepTracer:
         self.planned, self.is_fake = planned, is_fake
         self._kind = planned.plan.device.type
         device = planned.plan.device if _is_here(planned.plan.device) else torch.device("cpu")
-        self.samples = planned.plan.batch_size // planned.plan.parallel_ranks
+        self.samples = find_largest_share(planned.plan.batch_size, planned.plan.parallel_ranks)
         self.plan = planned.plan.single_process().replace(
             parallel_strategy="single",
             device=device,

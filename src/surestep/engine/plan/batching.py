@@ -58,6 +58,11 @@ def check_order_fits(samples: int, fix: str) -> None:
         )
 
 
+def find_largest_share(batch_size: int, ranks: int) -> int:
+    """Return the most samples of a batch that one rank has, which decide its memory."""
+    return -(-batch_size // ranks)
+
+
 class BatchLayout(NamedTuple):
     """How an epoch is split into batches and micro-batches.
 
@@ -96,7 +101,7 @@ class BatchLayout(NamedTuple):
     def micro_batches(self, first: int, end: int) -> Iterator[tuple[int, int]]:
         """Yield (first position, end) of each micro-batch of this rank's share of a batch."""
         samples, size = end - first, self.micro_batch_size
-        largest = -(-samples // self.ranks)
+        largest = find_largest_share(samples, self.ranks)
         for rank in range(self.ranks) if self.full else (self.rank,):
             begin = first + samples * rank // self.ranks
             stop = first + samples * (rank + 1) // self.ranks

@@ -5,7 +5,7 @@ from typing import Any
 
 from surestep.base.text import format_count
 from surestep.engine.data.stream_state import BY_STATE
-from surestep.engine.plan.batching import BatchLayout, find_single
+from surestep.engine.plan.batching import BatchLayout, find_largest_share, find_single
 from surestep.engine.plan.context import Decision, PlanContext, resolves
 from surestep.engine.plan.fitting import ALL, DROPOUT, FIT
 from surestep.engine.plan.plan import TaskInfo
@@ -107,8 +107,7 @@ def why_not_split(info: TaskInfo) -> str:
 
 
 def _rank_share(ctx: PlanContext) -> int:
-    """Return the most samples of a batch that one rank has."""
-    return -(-int(ctx["batch_size"]) // int(ctx["parallel.ranks"]))
+    return find_largest_share(ctx["batch_size"], ctx["parallel.ranks"])
 
 
 @resolves("batch_layout")

@@ -14,6 +14,7 @@ from surestep.engine.plan.batching import (
     DatasetView,
     SampleOrder,
     epoch_permutation,
+    find_largest_share,
     order_generator,
 )
 
@@ -95,7 +96,7 @@ def padding_fraction(lengths: Tensor, order: Tensor, layout: BatchLayout) -> flo
     samples = torch.where(batch < used // size, size, used % size)
     rank = ((position + 1) * ranks - 1) // samples
     begin = samples * rank // ranks
-    largest = math.ceil(math.ceil(size / ranks) / micro_size)  # number of micro-batches of a rank
+    largest = math.ceil(find_largest_share(size, ranks) / micro_size)  # micro-batches of a rank
     micro = (batch * ranks + rank) * largest + (position - begin) // micro_size
     longest = torch.zeros(int(micro.max()) + 1, dtype=torch.int64)
     padded = int(longest.scatter_reduce_(0, micro, ordered, "amax")[micro].sum())
