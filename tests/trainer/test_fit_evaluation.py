@@ -10,7 +10,9 @@ from torch import nn
 
 import surestep
 from surestep.base.errors import OutOfMemoryError
+from surestep.config.not_set import NOT_SET
 from surestep.record.predictions import read_predictions
+from surestep.trainer import fit_memory
 from surestep.trainer.evaluator import evaluate_run, predict_run
 from surestep.trainer.session import Session
 from tests.laws.support.limited_memory import OUT_OF_MEMORY, Stream
@@ -115,6 +117,20 @@ def test_later_evaluations_start_in_the_size_that_was_found(tmp_path):
         found = sizes_of(session.run)
         assert session.evaluate() == first
         assert sizes_of(session.run) == found
+
+
+def test_next_run_starts_limited_evaluations_in_the_size_that_was_found(tmp_path):
+    options = {"micro_batch_size": "fit", "limit_val_batches": 2}
+    first, second = (
+        trained(tmp_path / name, task_of(4), NOT_SET, **options) for name in ("first", "second")
+    )
+    assert first.metrics == second.metrics
+    assert first.metrics["one/count"] == 32  # two batches of 16, whatever fits
+    starts = [event for event in first.run.events() if event.get("split") == "one"]
+    assert starts[0]["why"] == first.plan.reason("validation.batch_size")
+    assert starts[0]["why"].startswith("limit_val_batches counts batches")
+    (start,) = [event for event in second.run.events() if event.get("split") == "one"]
+    assert (start["size"], start["why"]) == (4, fit_memory._EARLIER)
 
 
 @pytest.mark.slow("trains runs to compare them")

@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,7 @@ from surestep.engine.distributed.communicator import Communicator
 from surestep.engine.distributed.launcher_env import request_restart
 from surestep.engine.host_memory import read_host_memory
 from surestep.engine.plan.batching import find_largest_share
-from surestep.engine.plan.fitting import ALL, FoundSize, SizeChange, SizesByStep
+from surestep.engine.plan.fitting import ALL, AS_IN_TRAINING, FoundSize, SizeChange, SizesByStep
 from surestep.engine.resolve.data import why_not_split
 from surestep.engine.step.fitted_steps import FittedSteps
 from surestep.record.events import find_events
@@ -168,6 +169,37 @@ def _sizes_of(known: list[dict[str, Any]], split: str | None) -> SizesByStep:
     )
 
 
+@dataclass(frozen=True)
+class _OpenRun:
+    """An open run whose batches are to fit in memory.
+
+    Attributes:
+        known: the sizes that the run has recorded.
+        store: keeps sizes for later runs.
+    """
+
+    session: Session
+    planned: PreparedTask
+    recorder: RunWriter
+    known: list[dict[str, Any]]
+    store: Callable[..., None]
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several ranks take a step together, which cannot take it again together."""
+        return self.session.loop.world.size > 1
+
+    def record_change(self, change: SizeChange, text: str, **fields: str) -> None:
+        """Make a smaller size durable, and print what happens now; several ranks end the run."""
+        recorder = self.recorder
+        append = recorder.durable_event_of_rank if self.is_shared else recorder.durable_event
+        append(EVENT, why=OUT_OF_MEMORY, **fields, **_held(change))
+        if self.is_shared:
+            request_restart()
+        else:
+            self.session.messages.print_line(f"{text} {describe_fragmentation(change)}".rstrip())
+
+
 def fit_memory(
     session: Session,
     planned: PreparedTask,
@@ -176,106 +208,84 @@ def fit_memory(
     known: list[dict[str, Any]],
 ) -> None:
     """Train and evaluate in batches that fit in memory, if that is set."""
-    if planned.fits or planned.fits_evaluation:
-        store = partial(store_sizes, locate_sizes(planned, origin))
+    if not (planned.fits or planned.fits_evaluation):
+        return
+    store = partial(store_sizes, locate_sizes(planned, origin))
+    run = _OpenRun(session, planned, recorder, known, store)
     if planned.fits and not session.finished:
-        _fit_training(session, planned, recorder, known, store)
+        _fit_training(run)
     if planned.fits_evaluation:
-        fitted = FittedEvaluations(session, planned, recorder, known, store)
-        session.evaluations.fit_memory(fitted.use_size)
+        session.evaluations.fit_memory(FittedEvaluations(run).use_size)
 
 
-def _fit_training(
-    session: Session,
-    planned: PreparedTask,
-    recorder: RunWriter,
-    known: list[dict[str, Any]],
-    store: Callable[..., None],
-) -> None:
+def _fit_training(run: _OpenRun) -> None:
     """Take the steps of a session in the recorded sizes, and in smaller ones if memory runs out."""
-    loop, step = session.loop, session.state.progress.step + 1
-    sizes = _sizes_of(known, None)
+    loop, planned, recorder = run.session.loop, run.planned, run.recorder
+    sizes, step = _sizes_of(run.known, None), run.session.state.progress.step + 1
     if sizes.at(step) is None:
         size, planned_size = loop.loader.layout.micro_batch_size, planned.plan.micro_batch_size
         why = ALL if planned.info.fitting is None else planned.info.fitting.why
         if size < planned_size:
             why = f"the first batch ran out of memory in micro-batches of {planned_size}"
-            store(training=size)
+            run.store(training=size)
         recorder.durable_event(EVENT, step=step, size=size, why=why)
         sizes.add(step, size)
     recorder.note(micro_batch_size=sizes.at(step))
-    is_shared, why_not = loop.world.size > 1, why_not_split(planned.info)
-    append = recorder.durable_event_of_rank if is_shared else recorder.durable_event
 
     def record(change: SizeChange) -> None:
-        append(EVENT, why=OUT_OF_MEMORY, **_held(change))
+        run.record_change(change, _describe_change(change))
         recorder.note(micro_batch_size=change.size)
-        store(training=change.size)
-        if is_shared:
-            request_restart()
-        else:
-            session.messages.print_line(_describe_change(change))
+        run.store(training=change.size)
 
-    loop.fit_memory(FittedSteps(loop.loader, sizes, record, why_not=why_not, is_shared=is_shared))
+    why_not = why_not_split(planned.info)
+    loop.fit_memory(
+        FittedSteps(loop.loader, sizes, record, why_not=why_not, is_shared=run.is_shared)
+    )
 
 
 class FittedEvaluations:
-    """The sizes of the evaluations of an open run, by split.
+    """The sizes of the evaluations of an open run, by split."""
 
-    Args:
-        session: of the run.
-        planned: its task.
-        recorder: of its folder.
-        known: the sizes that the run has recorded.
-        store: keeps the smallest size for later runs.
-    """
-
-    def __init__(
-        self,
-        session: Session,
-        planned: PreparedTask,
-        recorder: RunWriter,
-        known: list[dict[str, Any]],
-        store: Callable[..., None],
-    ) -> None:
-        self._session, self._recorder, self._known = session, recorder, known
-        found = planned.info.fitting_evaluation
-        self._why = "as many as in training" if found is None else found.why
-        self._store, self._smallest = store, planned.plan.validation_batch_size
+    def __init__(self, run: _OpenRun) -> None:
+        self._run = run
+        self._smallest = run.planned.plan.validation_batch_size
         self._sizes: dict[str, SizesByStep] = {}
 
     def use_size(self, loader: BatchLoader) -> Retry:
         """Split the data of a loader as recorded for this step; return what decides on retries."""
-        split, step = loader.subset, self._session.state.progress.step
+        split, step = loader.subset, self._run.session.state.progress.step
         if split not in self._sizes:
-            self._sizes[split] = _sizes_of(self._known, split)
+            self._sizes[split] = _sizes_of(self._run.known, split)
         size = self._sizes[split].at(step)
         if size is None:
-            fields = {"step": step, "size": loader.layout.micro_batch_size, "why": self._why}
-            self._recorder.durable_event(EVENT, split=split, **fields)
-            self._sizes[split].add(step, loader.layout.micro_batch_size)
-        elif size != loader.layout.micro_batch_size:
+            size, why = self._find_start(loader.layout.micro_batch_size)
+            self._run.recorder.durable_event(EVENT, split=split, step=step, size=size, why=why)
+            self._sizes[split].add(step, size)
+        if size != loader.layout.micro_batch_size:
             loader.split_into(size)
         return partial(self._retry, split, step)
+
+    def _find_start(self, size: int) -> tuple[int, str]:
+        """Return where batches of a size start, and why: an option may set larger ones."""
+        found = self._run.planned.info.fitting_evaluation
+        reason = self._run.planned.plan.reason("validation.batch_size")
+        is_fitted = reason.startswith("fit: ")
+        if found is not None and (is_fitted or found.size < size):
+            return found.size, found.why
+        return size, AS_IN_TRAINING if is_fitted else reason
 
     def _retry(self, split: str, step: int, before: int, held: dict[str, Any]) -> bool:
         """Make a smaller size durable, and report it; several ranks cannot go back together."""
         change = SizeChange(step, before // 2, before, **held)
-        is_shared = self._session.loop.world.size > 1
-        record = self._recorder.durable_event_of_rank if is_shared else self._recorder.durable_event
-        record(EVENT, split=split, why=OUT_OF_MEMORY, **_held(change))
+        text = (
+            f"The evaluation of {split} ran out of memory in batches of {before}: all of it is "
+            f"repeated in batches of {change.size}, as are later ones."
+        )
+        self._run.record_change(change, text, split=split)
         self._sizes[split].add(step, change.size)
         self._smallest = min(self._smallest, change.size)
-        self._store(evaluation=self._smallest)
-        if is_shared:
-            request_restart()
-        else:
-            self._session.messages.print_line(
-                f"The evaluation of {split} ran out of memory in batches of {before}: all of it "
-                f"is repeated in batches of {change.size}, as are later ones. "
-                f"{describe_fragmentation(change)}".rstrip()
-            )
-        return not is_shared
+        self._run.store(evaluation=self._smallest)
+        return not self._run.is_shared
 
 
 def _held(change: SizeChange) -> dict[str, Any]:
@@ -285,8 +295,7 @@ def _held(change: SizeChange) -> dict[str, Any]:
 def _describe_change(change: SizeChange) -> str:
     return (
         f"Step {change.step} ran out of memory in micro-batches of {change.before}: it is taken "
-        f"again in micro-batches of {change.size}, as are the steps after it. "
-        f"{describe_fragmentation(change)}".rstrip()
+        f"again in micro-batches of {change.size}, as are the steps after it."
     )
 
 

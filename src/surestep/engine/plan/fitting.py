@@ -22,6 +22,7 @@ class FoundSize(NamedTuple):
 
 
 ALL = "all of a batch"  # where a size comes from if nothing is known
+AS_IN_TRAINING = "as many as in training"  # the same of an evaluation
 
 
 class SizeChange(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Literal
 from surestep.config.metric_direction import direction_of
 from surestep.engine.metrics.base import find_object
 from surestep.engine.plan.context import Decision, PlanContext, resolves
-from surestep.engine.plan.fitting import FIT, FoundSize
+from surestep.engine.plan.fitting import AS_IN_TRAINING, FIT, FoundSize
 from surestep.engine.plan.specs import raw_name
 
 
@@ -50,7 +50,7 @@ def _fitting_size(ctx: PlanContext) -> Decision:
             "number: validation.batch_size=64."
         )
     found = ctx.task_info.fitting_evaluation
-    found = found or FoundSize(ctx["micro_batch_size"], "as many as in training")
+    found = found or FoundSize(ctx["micro_batch_size"], AS_IN_TRAINING)
     return found.size, f"fit: {found.why}; halved when an evaluation runs out of memory"
 
 
