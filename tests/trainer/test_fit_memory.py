@@ -18,9 +18,9 @@ from surestep.cli.runs import _row
 from surestep.record.records import load_records
 from surestep.reports.describe_run import describe_numbers
 from surestep.tracking.points import read_points
-from surestep.trainer import fit_memory
+from surestep.trainer import fit_memory, found_sizes
 from surestep.trainer import memory as estimates
-from surestep.trainer.found_sizes import load_sizes
+from surestep.trainer.found_sizes import FoundSizes, load_sizes, locate_sizes, store_sizes
 from surestep.trainer.planning import TaskOrigin, plan_task
 from surestep.trainer.session import Session
 from tests.laws.support.limited_memory import OUT_OF_MEMORY, LimitedMemory, PlainNet, task_of
@@ -322,7 +322,7 @@ def test_next_run_of_the_recipe_starts_with_the_size_that_was_found(tmp_path):
             assert session.plan.micro_batch_size > 8
 
 
-DAMAGED = (b"", b"{", b"[]", b"null", b'{"training": "8"}', b'{"training": 0}', b"[" * 9999)
+DAMAGED = (b"", b"{", b"eight", b"8.5", b"0", b"-8", b"8 9", b"\xff\x00", b"8" * 9999)
 
 
 @pytest.mark.slow("trains runs to compare them")
@@ -331,13 +331,57 @@ def test_damaged_entry_is_ignored(tmp_path, content):
     with open_fitted(tmp_path / "first", LimitedMemory({2: 8})) as session:
         list(session.steps())
     (entry,) = (tmp_path / "cache" / "fit").iterdir()
+    path = entry.with_name(entry.name.removesuffix("-training"))
+    assert load_sizes(path) == FoundSizes(training=8)
     entry.unlink()
     entry.mkdir() if content is None else entry.write_bytes(content)
     with open_fitted(tmp_path / "second", memory := LimitedMemory({2: 8})) as session:
         assert session.plan.micro_batch_size == 16
         list(session.steps())
     assert memory.ran_out == 1
-    assert entry.is_dir() or load_sizes(entry).training == 8
+    assert entry.is_dir() or load_sizes(path).training == 8
+
+
+def test_size_is_found_again_for_other_data_and_other_limits(tmp_path, monkeypatch):
+    def locate(x: torch.Tensor, val: torch.Tensor) -> Path:
+        model = nn.Sequential(nn.AdaptiveAvgPool1d(4), nn.Linear(4, 2))
+        y = torch.zeros(8, dtype=torch.int64)
+        task = surestep.Task(model, nn.CrossEntropyLoss(), (x, y), val=(val, y))
+        return locate_sizes(plan_task(task, surestep.Config(**OPTIONS)), TaskOrigin())
+
+    short, long = torch.zeros(8, 16), torch.zeros(8, 64)
+    usual = locate(short, short)
+    assert locate(short.clone(), torch.ones(8, 16)) == usual
+    paths = {usual, locate(long, short), locate(short, long)}
+    for limits in ((2**30, None, None), (None, 2**30, None), (None, None, 2**30)):
+        monkeypatch.setattr(found_sizes, "read_limits", lambda limits=limits: limits)
+        paths.add(locate(short, short))
+    assert len(paths) == 6
+
+
+def test_processes_that_store_at_the_same_time_lose_no_size(tmp_path, monkeypatch):
+    path, load = tmp_path / "fit" / "key", found_sizes.load_sizes
+    with monkeypatch.context() as patch:
+
+        def interfere(temporary: Path, *_: Any, **__: Any) -> None:
+            patch.undo()
+            store_sizes(path, evaluation=4)  # by another process, before this one has replaced
+            temporary.write_bytes(b"8")
+
+        patch.setattr(Path, "write_text", interfere)
+        store_sizes(path, training=8)
+    assert load(path) == FoundSizes(training=8, evaluation=4)
+
+
+def test_size_that_cannot_be_stored_is_reported_once(tmp_path):
+    (tmp_path / "cache").write_bytes(b"")  # where the folder should be
+    with open_fitted(tmp_path / "run", LimitedMemory({2: 8, 3: 4})) as session:
+        list(session.steps())
+    assert sizes_of(session.run) == [(1, 16), (2, 8), (3, 4)]
+    notices = [event["text"] for event in session.run.events() if event["event"] == "notice"]
+    (notice,) = [text for text in notices if "will not start with the size" in text]
+    assert f"{tmp_path / 'cache' / 'fit'} (Not a directory)" in notice
+    assert "Set SURESTEP_CACHE_DIR" in notice
 
 
 @pytest.mark.slow("trains runs to compare them")

@@ -74,16 +74,13 @@ def peak_resident() -> int:
 
 def read_host_memory() -> HostMemory:
     """Read the memory of this process; what the system does not show is None."""
-    import resource
-
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     status, machine = _read_sizes(_PROC / "self/status"), _read_sizes(_PROC / "meminfo")
     container_limit, container = _read_container(machine.get("MemTotal", 2**62))
     return HostMemory(
         resident=status.get("VmRSS"),
         peak=peak_resident(),
         address_space=status.get("VmSize"),
-        address_space_limit=None if limit == resource.RLIM_INFINITY else limit,
+        address_space_limit=_read_own_limits()[0],
         container=container,
         container_limit=container_limit,
         available=machine.get("MemAvailable"),
@@ -96,14 +93,28 @@ def limits_allocation() -> bool:
 
     Without them, Linux grants almost any request, and a container's limit kills the process.
     """
-    try:
-        import resource
-    except ImportError:  # Windows denies what it does not have
-        return True
-    limits = (resource.RLIMIT_AS, resource.RLIMIT_DATA)  # ulimit -v, ulimit -d
-    if any(resource.getrlimit(limit)[0] != resource.RLIM_INFINITY for limit in limits):
+    if sys.platform == "win32" or _read_own_limits() != (None, None):
         return True
     return _read_number(_PROC / "sys/vm/overcommit_memory") == 2  # proc_sys_vm(5)
+
+
+def read_limits() -> tuple[int | None, ...]:
+    """Return the bytes that limit this process: its own limits, and that of its container."""
+    container_limit, _ = _read_container(_read_sizes(_PROC / "meminfo").get("MemTotal", 2**62))
+    return *_read_own_limits(), container_limit
+
+
+def _read_own_limits() -> tuple[int | None, int | None]:
+    """Return the limits of the address space and of the data (ulimit -v, ulimit -d)."""
+    if sys.platform == "win32":
+        return None, None
+    import resource
+
+    space, data = (
+        None if limit == resource.RLIM_INFINITY else limit
+        for limit, _ in map(resource.getrlimit, (resource.RLIMIT_AS, resource.RLIMIT_DATA))
+    )
+    return space, data
 
 
 def _read_sizes(path: Path) -> dict[str, int]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -175,19 +176,30 @@ class _OpenRun:
 
     Attributes:
         known: the sizes that the run has recorded.
-        store: keeps sizes for later runs.
+        path: where sizes are kept for later runs.
     """
 
     session: Session
     planned: PreparedTask
     recorder: RunWriter
     known: list[dict[str, Any]]
-    store: Callable[..., None]
+    path: Path
 
     @property
     def is_shared(self) -> bool:
         """Whether several ranks take a step together, which cannot take it again together."""
         return self.session.loop.world.size > 1
+
+    def store(self, **found: int) -> None:
+        """Keep sizes for later runs, by fields of FoundSizes."""
+        try:
+            store_sizes(self.path, **found)
+        except OSError as error:
+            self.session.messages.notify_once(
+                "Later runs of this recipe will not start with the size that was found: it cannot "
+                f"be written to {self.path.parent} ({error.strerror or error}). Set "
+                "SURESTEP_CACHE_DIR to a folder that can be written."
+            )
 
     def record_change(self, change: SizeChange, text: str, **fields: str) -> None:
         """Make a smaller size durable, and print what happens now; several ranks end the run."""
@@ -210,8 +222,7 @@ def fit_memory(
     """Train and evaluate in batches that fit in memory, if that is set."""
     if not (planned.fits or planned.fits_evaluation):
         return
-    store = partial(store_sizes, locate_sizes(planned, origin))
-    run = _OpenRun(session, planned, recorder, known, store)
+    run = _OpenRun(session, planned, recorder, known, locate_sizes(planned, origin))
     if planned.fits and not session.finished:
         _fit_training(run)
     if planned.fits_evaluation:

@@ -112,15 +112,12 @@ class StepTracer:
         self._kind = planned.plan.device.type
         device = planned.plan.device if _is_here(planned.plan.device) else torch.device("cpu")
         self.samples = find_largest_share(planned.plan.batch_size, planned.plan.parallel_ranks)
-        self.plan = planned.plan.single_process().replace(
+        self.plan = planned.plan.single_process().without_workers()
+        self.plan = self.plan.replace(
             parallel_strategy="single",
             device=device,
             batch_size=self.samples,
             cpu_allocator="default",
-            data_num_workers=0,
-            data_persistent_workers=False,
-            data_prefetch_factor=None,
-            data_pin_memory=False,
         )
         self._names, modules = _name_modules(planned)
         # Gradients that another training has left; those of trained weights are cleared.

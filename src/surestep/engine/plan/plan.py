@@ -174,6 +174,15 @@ class Plan:
         """Return the Plan of a process that reads all of the data by itself."""
         return self.replace(parallel_ranks=1, parallel_rank=0, limit_val_batches=None)
 
+    def without_workers(self) -> "Plan":
+        """Return the Plan of a process that loads its data itself."""
+        return self.replace(
+            data_num_workers=0,
+            data_persistent_workers=False,
+            data_prefetch_factor=None,
+            data_pin_memory=False,
+        )
+
     def list_not_checked(self, notes: Mapping[str, str]) -> "Plan":
         """Return the Plan with a row for what could not be checked.
 
