@@ -134,7 +134,7 @@ class Config(PluginOptions):
         default=(None, "not set: all of the data"),
     )
     max_time: ClockInterval[Clock | None] = option(
-        "Save and stop after this time ('110 minutes'); run the same command to resume.",
+        "Save and stop after this time ('110 minutes'); the same command resumes.",
         resume=ENDING,
         default=(None, "not set: no limit"),
     )
@@ -169,7 +169,7 @@ class Config(PluginOptions):
         excludes=("clip_value",),
     )
     clip_value: Number[Positive | None] = option(
-        "Clip each gradient element to this absolute value, instead of the norm.",
+        "Clip each gradient element to this value, instead of the norm.",
         resume=UPDATE,
         default=(None, "not set: single elements are not clipped"),
     )
@@ -248,7 +248,7 @@ class Config(PluginOptions):
         default=(False, "the algorithm it finds may differ in each run, and so the last digits"),
     )
     sdpa_backend: Word[Literal["auto", "flash", "efficient", "cudnn", "math"]] = option(
-        "Backend of scaled_dot_product_attention; auto leaves the choice to torch.",
+        "Backend of scaled_dot_product_attention; auto: torch chooses.",
         resume=KERNELS,
         default=("auto", "torch chooses by shape and type; the line below the memory names it"),
     )

@@ -38,6 +38,7 @@ from surestep.config.types import (
     Clock,
     ClockPeriod,
     Count,
+    MemoryAmount,
     MirrorAddress,
     NotNegative,
     Period,
@@ -55,7 +56,7 @@ class Data(ConfigGroup):
     prefix: ClassVar[str] = "data."
     num_workers: Number[Whole] = option("Number of processes that load data.", resume=LOADING)
     pin_memory: Flag = option(
-        "Load batches into page-locked host memory, for faster copies to the GPU.",
+        "Load batches into page-locked host memory, to copy them faster.",
         resume=LOADING,
         requires={"device": "cuda"},
     )
@@ -66,6 +67,11 @@ class Data(ConfigGroup):
         "Micro-batches that each worker loads ahead.",
         resume=LOADING,
         requires={"data.num_workers": ON},
+    )
+    keep_decoded: Option[MemoryAmount | None, Off] = option(
+        "Memory to keep decoded images in: '8GB'.",
+        resume=safe("the samples are bitwise the same"),
+        default=(None, "not set: each epoch decodes"),
     )
     drop_last: Flag = option("Drop the last batch of an epoch if it is smaller.", resume=BATCHES)
     shuffle: Flag = option("Read the samples in a new random order each epoch.", resume=BATCHES)
@@ -270,7 +276,7 @@ class Logging(ConfigGroup):
         default=((), "not set: the run folder alone has the records"),
     )
     tracker_wait: ClockInterval[Clock | None] = option(
-        "Longest time to wait, when the run ends, for trackers that still take records.",
+        "Longest time that the end of a run waits for its trackers.",
         default=("10 minutes", "a tracker that fails or hangs is given up earlier"),
     )
     per_layer: Flag = option(

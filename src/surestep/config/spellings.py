@@ -18,6 +18,7 @@ OFF: Final[Mapping[str, object]] = {
     **dict.fromkeys(("early_stop.patience", "early_stop.start", "checkpoint.every")),
     **dict.fromkeys(("checkpoint.keep_every", "parallel.replica_check_every")),
     **dict.fromkeys(("logging.every", "logging.histograms", "checkpoint.mirror", "report.samples")),
+    **dict.fromkeys(("data.keep_decoded",)),
     **dict.fromkeys(("optim.layerwise_lr_decay", "optim.line_search_fn", "logging.tracker_wait")),
     **dict.fromkeys(("compile", "activation_checkpointing", "on_spike", "parallel.offload"), "off"),
     "optim.weight_decay": 0.0,

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from surestep.base.paths import check_mirror_address
+from surestep.config.byte_size import parse_bytes
 from surestep.config.duration import (
     Unit,
     format_number,
@@ -19,6 +20,8 @@ from surestep.config.duration import (
     parse_number,
     parse_percent,
 )
+
+_LEAST_MEMORY = 10**6  # bytes
 
 
 def _period(
@@ -73,6 +76,19 @@ def _time(value: Any) -> Any:
             f"it has no unit. Use '{text} seconds', '{text} minutes' or '{text} hours'"
         )
     return str(parse_duration(text, ("minutes",)))
+
+
+def _memory_amount(value: Any) -> Any:
+    """Check an amount of memory, such as "8GB"; leave anything but text and numbers to pydantic."""
+    text = _as_text(value)
+    if not isinstance(text, str):
+        return value
+    amount = parse_bytes(text)
+    if amount is None:
+        raise ValueError("must be an amount of memory with a unit, such as '8GB' or '512MiB'")
+    if amount < _LEAST_MEMORY:
+        raise ValueError("must be at least 1MB")
+    return text.strip()
 
 
 def _recomputed(text: str) -> str:
@@ -182,4 +198,5 @@ SamplesOrFile = Annotated[str | tuple[int, ...], BeforeValidator(_samples)]
 BlockChoice = Annotated[str, AfterValidator(_block_choice)]
 TableOrFile = Annotated[str, BeforeValidator(_table)]
 MirrorAddress = Annotated[str, BeforeValidator(lambda value: check_mirror_address(str(value)))]
+MemoryAmount = Annotated[str, BeforeValidator(_memory_amount)]
 Recomputed = Annotated[str, AfterValidator(_recomputed)]

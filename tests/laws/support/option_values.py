@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import IterableDataset
+from torch.utils.data import Dataset, IterableDataset
 
 import surestep
 from surestep.config.duration import Duration
@@ -41,6 +41,17 @@ class Stream(IterableDataset):
 
     def __iter__(self):
         return zip(*rows(SAMPLES), strict=True)
+
+
+class Rows(Dataset):
+    """Samples that are loaded one by one."""
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        x, y = rows(SAMPLES)
+        return x[index], y[index]
 
 
 SAME_VALUE = object()
@@ -216,6 +227,7 @@ OPTION_VALUES: dict[str, OptionValue] = {
     "data.pin_memory": OptionValue(False),
     "data.persistent_workers": OptionValue(False, along=WORKERS),
     "data.prefetch_factor": OptionValue(5, along=WORKERS),
+    "data.keep_decoded": OptionValue("2MB", parts={"train": Rows()}),
     "data.drop_last": OptionValue(True),
     "data.shuffle": OptionValue(False),
     "data.shuffle_buffer": OptionValue(10, parts={"train": Stream()}),

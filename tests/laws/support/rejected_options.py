@@ -35,6 +35,7 @@ from tests.laws.support.option_values import (
     MLFLOW,
     OPTION_VALUES,
     WITH_MLFLOW,
+    Rows,
 )
 from tests.laws.support.rejected_deepspeed_options import DEEPSPEED
 from tests.laws.support.tasks import rows
@@ -102,6 +103,7 @@ RESTARTS = {"schedule.name": "cosine_restarts"}
 CYCLIC = {"schedule.name": "cyclic"}
 ONE_CYCLE = {"schedule.name": "one_cycle"}
 COSINE = {"schedule.name": "cosine"}
+KEEP = {"data.keep_decoded": "2MB"}
 STEPS = {"epochs": None, "max_steps": 9}
 
 
@@ -176,6 +178,10 @@ DATA: list[Case] = [
     ),
     ({"batch_size": 8, "micro_batch_size": 9}, {}, "at most 8"),
     ({"batch_size": 64, "data.drop_last": True}, {}, "drop_last=False"),
+    (KEEP, {"train": Rows(), "system": without(extras=())}, "pip install pillow"),
+    (KEEP, {}, "no dataset that opens files"),
+    ({**KEEP, **STEPS}, ENDLESS, "the training data is a stream"),
+    (KEEP, {"train": Rows(), "system": without(memory=1e6)}, "Use data.keep_decoded='0MB'"),
 ]
 OPTIM: list[Case] = [
     ({"optim.name": "rprop", "optim.lr": "find"}, {}, "optim.lr='find' measures a rate, and "),

@@ -28,6 +28,7 @@ REPLAYED = {"compile": "reduce-overhead"}
 FOUR_CORES = replace(FACTS, cpus=4)
 TWO_RANKS = replace(FACTS, cpus=4, launched=LaunchInfo(0, 2, 0, 2, "torchrun"))
 ACCELERATE = replace(FACTS, accelerate=AccelerateConfig())
+PILLOW = replace(FACTS, extras=("PIL",), memory=8e9)
 MEMORY = replace(GPU, cuda_memory=(40,))
 
 
@@ -80,6 +81,7 @@ TRIED = [
         {"optim": {"name": "sgd", "implementation": "for_loop"}},
         [{"optim.implementation": "foreach"}],
     ),
+    ("keep_decoded", PILLOW, GIVEN, {}, [{"data.keep_decoded": "4000MB"}]),
     ("channels_last", FACTS, IMAGES, {}, [{"channels_last": True}]),
     ("attention_backend", FACTS, GIVEN, {}, [{"sdpa_backend": n} for n in ("flash", "math")]),
     ("attention_backend", FACTS, ATTENDS, {}, [{"sdpa_backend": n} for n in ("flash", "math")]),
@@ -146,6 +148,10 @@ NOT_TRIED = [
     ("fused_optimizer", FACTS, replace(GIVEN, sparse=("table",)), {}, "of table is sparse"),
     ("fused_optimizer", FACTS, GIVEN, {}, "fused is the fastest"),
     ("fused_optimizer", FACTS, GIVEN, {"optim": "radam"}, "foreach is the fastest"),
+    ("keep_decoded", PILLOW, GIVEN, {"data": {"keep_decoded": "2GB"}}, "already, in 2GB"),
+    ("keep_decoded", PILLOW, replace(GIVEN, in_memory=True), {}, "has no dataset that opens files"),
+    ("keep_decoded", replace(PILLOW, extras=()), GIVEN, {}, "Pillow is not installed"),
+    ("keep_decoded", replace(FACTS, extras=("PIL",)), GIVEN, {}, "is not known"),
     ("channels_last", FACTS, GIVEN, {}, "no convolutions"),
     ("channels_last", FACTS, IMAGES, {"channels_last": True}, "format already"),
     ("attention_backend", FACTS, NO_ATTENTION, {}, "no scaled_dot_product_attention"),

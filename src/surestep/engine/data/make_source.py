@@ -79,6 +79,7 @@ def make_source(
             part=part,
             with_epoch=_with_epoch(dataset, part, task),
             counts=counts,
+            decoded=_open_decoded(plan),
         )
     if not training and (part == "train" or not isinstance(data, DataLoader)):
         # Several workers would each need their own shard, and no one asked for several.
@@ -102,6 +103,15 @@ def make_source(
     elif part not in ("train", "test") and not peek(dataset, 1):
         raise empty_stream_error(part)
     return stream
+
+
+def _open_decoded(plan: Plan) -> Any:
+    """Return the store of decoded images, if images are kept."""
+    if plan.data_decoded_bytes is None:
+        return None
+    from surestep.engine.data.decoded_images import DecodedImages  # it imports Pillow
+
+    return DecodedImages(plan.data_decoded_bytes)
 
 
 def _with_epoch(dataset: Any, part: str, task: Task) -> list[Any]:

@@ -5,10 +5,11 @@ position without loading what comes before it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import islice
 from operator import getitem
-from typing import Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 from weakref import WeakValueDictionary
 
 import torch
@@ -37,6 +38,9 @@ from surestep.engine.rng import (
     reset_numpy_bit_generator,
     seed_sample,
 )
+
+if TYPE_CHECKING:  # it imports Pillow
+    from surestep.engine.data.decoded_images import DecodedImages
 
 
 class Source(Protocol):
@@ -186,6 +190,7 @@ class SeededDataset(Dataset[Any]):
         self.is_sliced = isinstance(dataset, InMemory) and collate is default_collate
         self.reseeds = False  # what collates draws other numbers
         self.counts = False  # the samples of each batch, which then is a CollatedBatch
+        self.decoded: DecodedImages | None = None  # images that stay decoded
         self.preserves = True  # False while the caller preserves this process's generators
         self._own: OwnGenerators | None = None  # searched for in the process that loads
         self._with_epoch = with_epoch
@@ -212,9 +217,10 @@ class SeededDataset(Dataset[Any]):
         if self._own is None:
             parts = ("dataset", self.dataset), ("collate_fn", self.collate)
             self._own = OwnGenerators(*parts)
-        loaded = self._load_once(batch)
-        # A generator that this load created was not seeded for it.
-        return self._load_once(batch) if self._own.has_new() else loaded
+        with nullcontext() if self.decoded is None else self.decoded.use():
+            loaded = self._load_once(batch)
+            # A generator that this load created was not seeded for it.
+            return self._load_once(batch) if self._own.has_new() else loaded
 
     def _load_once(self, batch: MicroBatchRequest) -> Any:
         epoch, first, wanted = batch
@@ -367,6 +373,7 @@ class MapStyleSource:
         part: str = "train",
         with_epoch: Sequence[Any] | None = None,
         counts: bool = False,
+        decoded: "DecodedImages | None" = None,
     ) -> None:
         self.dataset = dataset
         self._requests = _RequestSampler()
@@ -376,7 +383,7 @@ class MapStyleSource:
         self._epoch: int | None = None  # that the datasets had when their contents were noted
         self.collates = collate not in (None, default_collate)
         self._seeded = SeededDataset(dataset, collate or default_collate, seed, part, with_epoch)
-        self._seeded.counts = counts
+        self._seeded.counts, self._seeded.decoded = counts, decoded
         self.has_workers = bool(options.get("num_workers"))
         self._by_torch = self.has_workers or bool(options.get("pin_memory"))
         self._loader = make_torch_loader(self._seeded, options, batch_sampler=self._requests)
@@ -390,6 +397,8 @@ class MapStyleSource:
         self._requests.epoch, self._requests.order = epoch, order
         self._requests.ranges = ranges
         self._loader.end_outdated(self._seeded.part, epoch)
+        if epoch and self._seeded.decoded is not None:
+            self._seeded.decoded.warn_of_rest(self._seeded.part)
         if not self._by_torch:  # a DataLoader's own work takes 14 us a micro-batch
             return map(self._seeded.__getitems__, self._requests)
         found: Iterator[Any] = iter(self._loader)

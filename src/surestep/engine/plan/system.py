@@ -1,5 +1,6 @@
 """What a Plan depends on of this machine."""
 
+import math
 import os
 import shutil
 import sys
@@ -11,7 +12,7 @@ from typing import Literal
 import torch
 
 from surestep.base.torch_release import is_older
-from surestep.engine.allocator import GLIBC, Allocator, read_allocator
+from surestep.engine.allocator import GLIBC, Allocator, machine_memory, read_allocator
 from surestep.engine.distributed.launcher_env import (
     ALONE,
     BY_NPROC,
@@ -21,7 +22,7 @@ from surestep.engine.distributed.launcher_env import (
     read_launched,
 )
 
-EXTRAS = ("bitsandbytes", "deepspeed", "accelerate", "tensorboard", "mlflow", "wandb")
+EXTRAS = ("bitsandbytes", "deepspeed", "accelerate", "tensorboard", "mlflow", "wandb", "PIL")
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class SystemInfo:
         mps: torch can compute on an Apple GPU.
         compiler: there is a C++ compiler, which torch.compile needs on a CPU.
         extras: installed packages that only some options need.
+        memory: of the host, for all processes; infinity if that is not known.
         is_daemon: this process is a daemon of multiprocessing, which may start no processes.
     """
 
@@ -56,6 +58,7 @@ class SystemInfo:
     accelerate: AccelerateConfig | None = None
     mps: bool = False
     allocator: Allocator = GLIBC
+    memory: float = math.inf
     is_daemon: bool = False
 
     def has_torch(self, release: str) -> bool:
@@ -86,6 +89,7 @@ def read_system() -> SystemInfo:
         accelerate=read_accelerate(),
         allocator=read_allocator(),
         mps=torch.backends.mps.is_available(),
+        memory=machine_memory(),
         is_daemon=current_process().daemon,
         compiler=any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))),
     )

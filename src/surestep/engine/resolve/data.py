@@ -3,7 +3,8 @@
 import math
 from typing import Any
 
-from surestep.base.text import format_count
+from surestep.base.text import format_bytes, format_count
+from surestep.config.byte_size import parse_bytes
 from surestep.engine.data.stream_state import BY_STATE
 from surestep.engine.plan.batching import BatchLayout, find_largest_share, find_single
 from surestep.engine.plan.context import Decision, PlanContext, resolves
@@ -270,6 +271,39 @@ def _num_workers(ctx: PlanContext) -> Decision:
         return 1, "loading beside the GPU; more workers would each need a part of the stream"
     cpus = ctx.system.cpus
     return min(4, max(1, cpus - 1)), f"loading beside the GPU; {cpus} cores here"
+
+
+@resolves("data.keep_decoded")
+def keep_decoded(ctx: PlanContext) -> Decision:
+    """Check that there are images to keep, and memory for them."""
+    amount = ctx.get("data.keep_decoded")
+    if amount is None:
+        return ctx.declared()
+    start = f"data.keep_decoded={amount!r}"
+    if "PIL" not in ctx.system.extras:
+        ctx.reject(f"{start} keeps images of Pillow, which is not installed. pip install pillow")
+    if ctx.task_info.in_memory or ctx.task_info.no_data or ctx.task_info.is_stream:
+        kind = "a stream" if ctx.task_info.is_stream else "no dataset that opens files"
+        ctx.reject(
+            f"{start} keeps what a dataset opens by index, and the training data is {kind}. Leave "
+            "it out."
+        )
+    if (parse_bytes(amount) or 0) > ctx.system.memory:
+        ctx.reject(
+            f"{start} is more than the {format_bytes(int(ctx.system.memory))} of memory of this "
+            f"machine. Use data.keep_decoded='{int(ctx.system.memory / 2e6)}MB' or less."
+        )
+    return ctx.declared()
+
+
+@resolves("data.decoded_bytes")
+def decoded_bytes(ctx: PlanContext) -> Decision:
+    """Share the memory between the processes of this machine."""
+    amount, processes = ctx["data.keep_decoded"], ctx.system.launched.local_size
+    if amount is None:
+        return None, "no decoded images are kept"
+    share = int(parse_bytes(amount) or 0) // processes
+    return share, f"of each of {processes} processes of this machine"
 
 
 @resolves("steps_per_epoch")
