@@ -60,7 +60,7 @@ OTHERWISE = [
     {"parallel.replica_check_every": "2 epochs", "parallel.start_timeout_s": "900.0"},
     {"parallel.find_unused_parameters": "False", "parallel.sync_batchnorm": "False"},
     {"parallel.strategy": "deepspeed", "parallel.zero_stage": "3", "parallel.offload": "all"},
-    {"clip_value": "0.5", "profile": "2:3"},
+    {"clip_value": "0.5", "profile": "2:3", "num_threads": "2"},
     {"on_spike": "rollback", "max_rollbacks": "2"},
     {"doctor.ignore": "SS117=meant", "doctor.fail_on": "warning", "doctor.check_data": "all"},
     {"report.samples": "16"},

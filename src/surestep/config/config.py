@@ -258,6 +258,11 @@ class Config(PluginOptions):
         "auto takes the best that the machine has.",
         resume=safe("it sets when freed memory is reused, not what is computed"),
     )
+    num_threads: Number[Count | None] = option(
+        "Threads of torch on a CPU.",
+        resume=not_bitwise("sums are split between other numbers of threads"),
+        default=(None, "torch's own number"),
+    )
     profile: Option[Steps | None, Sequence[int] | Off] = option(
         "Steps to record with torch's profiler: '10:15'.",
         resume=DISPLAY,

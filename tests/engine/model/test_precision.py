@@ -69,6 +69,15 @@ def test_torch_settings_of_the_user_are_restored():
         torch.use_deterministic_algorithms(False)
 
 
+def test_number_of_threads_applies_while_a_session_is_open(tmp_path):
+    before = torch.get_num_threads()
+    with tiny.prepare(tmp_path / "r", num_threads=before + 1) as session:
+        assert torch.get_num_threads() == before + 1
+        for _ in session.steps():
+            assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
+
+
 def test_benchmark_of_cudnn_that_the_user_has_set_is_restored(monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.backends.cudnn.benchmark = True

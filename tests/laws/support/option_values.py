@@ -146,6 +146,7 @@ OPTION_VALUES: dict[str, OptionValue] = {
     "cudnn_benchmark": OptionValue(False),
     "sdpa_backend": OptionValue("math"),
     "cpu_allocator": OptionValue("default"),
+    "num_threads": OptionValue(2),
     "profile": OptionValue("1:2"),
     "optim.name": OptionValue("sgd"),
     "optim.lr": OptionValue(0.5),

@@ -75,10 +75,13 @@ def torch_settings(plan: Plan) -> Iterator[None]:
     cudnn = (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark)
     matmul = torch.get_float32_matmul_precision()
     convolution = torch.backends.cudnn.allow_tf32
+    threads = torch.get_num_threads()
     retains = plan.cpu_allocator != "default" and retain_freed_memory()
     if retains and plan.cpu_allocator == "huge_pages":
         reserve_huge_pages()
     try:
+        if plan.num_threads is not None:
+            torch.set_num_threads(plan.num_threads)
         if plan.deterministic:
             use_deterministic_algorithms()
         if torch.get_float32_matmul_precision() != plan.matmul_precision:
@@ -90,6 +93,8 @@ def torch_settings(plan: Plan) -> Iterator[None]:
         with attention, use_device(plan.device):
             yield
     finally:
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
         if torch.are_deterministic_algorithms_enabled() != deterministic:
             torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
