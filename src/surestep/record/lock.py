@@ -36,12 +36,16 @@ class RunLock:
         locked: whether the file system has locks; without them, no other process is kept out.
         text: what the lock file says about this process.
 
+    Args:
+        folder: to lock.
+        option: that names a different folder, for the message.
+
     Raises:
         RunError: another session or process holds it; the message names the process.
         OSError: the folder is not writable.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, option: str = "--run (run= in Python)") -> None:
         self.folder = folder.resolve()
         if self.folder in _held:
             raise RunError(
@@ -54,7 +58,7 @@ class RunLock:
             path, "a+", errors="replace", opener=_open_regular
         )
         try:
-            self.locked = _lock(self._file, folder)
+            self.locked = _lock(self._file, folder, option)
             self.text = json.dumps({"host": socket.gethostname(), "pid": os.getpid()})
             self._file.truncate(0)
             self._file.write(self.text)
@@ -79,7 +83,7 @@ class RunLock:
             self._file.close()
 
 
-def _lock(file: IO[str], folder: Path) -> bool:
+def _lock(file: IO[str], folder: Path, option: str) -> bool:
     """Lock a file; return False if the file system has no locks."""
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -97,7 +101,7 @@ def _lock(file: IO[str], folder: Path) -> bool:
             holder = escape_control_chars(text) or "another process"
         raise RunError(
             f"{folder} is in use by {holder}. Wait for it, stop it, or choose another folder with "
-            "--run (run= in Python)."
+            f"{option}."
         ) from None
     return True
 

@@ -175,11 +175,11 @@ def measure_curve(
         built = build(changed, settings, (), fresh=init is None, world=world)
         groups = _find_groups(built.loop.state, rate, multiples)
         if planned.fits and world.size == 1:
-            _fit_memory(built.loop, planned)
+            fit_without_record(built.loop, planned)
         return _take_steps(built, groups, rate, rates.list_rates())
 
 
-def _fit_memory(loop: Loop, planned: PreparedTask) -> None:
+def fit_without_record(loop: Loop, planned: PreparedTask) -> None:
     """Take steps that run out of memory again in smaller micro-batches, which no run records."""
     sizes = SizesByStep([(1, loop.loader.layout.micro_batch_size)])
     why_not = why_not_split(planned.info)

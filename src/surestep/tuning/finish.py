@@ -1,9 +1,8 @@
 """The end of a search: choose the winner, measure the test split once, write best.toml."""
 
-import json
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from surestep.tuning.settings import StudySettings, read_settings
 from surestep.tuning.slots import Slot
 from surestep.tuning.study import TRIALS, SearchStudy
 from surestep.tuning.table import EXACT, format_value
+from surestep.tuning.toml import format_toml
 from surestep.tuning.worker import Worker, best_rows, delete_checkpoints
 
 BEST = "best.toml"
@@ -139,25 +139,11 @@ def write_best(study: SearchStudy, winner: Winner) -> Path:
     lines = [
         f"# Trial {winner.number} of {study.folder.resolve().name}: {values}".replace("\n", " "),
         f"# surestep train {recipe} --config {shlex.quote(str(path))}".replace("\n", " "),
-        *(f"{name} = {_as_toml(value)}" for name, value in sorted(options.items())),
+        *(f"{name} = {format_toml(value)}" for name, value in sorted(options.items())),
     ]
     with explain_write_errors(path, "folder", " with --study"), replace_file(path) as temporary:
         temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
-
-
-def _as_toml(value: Any) -> str:
-    """Return a value as TOML; it has no null, so None is the text that surestep reads as None."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_as_toml, value))}]"
-    if isinstance(value, Mapping):
-        inner = ", ".join(f"{json.dumps(key)} = {_as_toml(item)}" for key, item in value.items())
-        return f"{{{inner}}}"
-    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def describe_winner(study: SearchStudy, winner: Winner, n_finished: int) -> list[str]:

@@ -215,6 +215,11 @@ def fixed_options(call: RecipeCall) -> dict[str, Any]:
             "max_time pauses a run, and a search resumes it at once. Leave it out: --timeout "
             "limits the whole search, and epochs or max_steps the length of a trial."
         )
+    return list_typed_options(call)
+
+
+def list_typed_options(call: RecipeCall) -> dict[str, Any]:
+    """Return what was set beside the recipe: options of the Config, and parameters as "task.X"."""
     in_recipe = f"recipe {call.recipe.name}"
     values = call.config.set_options()
     values |= {f"task.{name}": value for name, value in call.parameters.items()}
@@ -379,21 +384,26 @@ def _name_metrics(where: Sequence[str], planned: PreparedTask) -> tuple[str, ...
     return tuple(dict.fromkeys(found))
 
 
-def make_folder(name: str) -> Path:
+def make_folder(name: str, parent: str = "searches", option: str = "--study") -> Path:
     """Make `searches/NAME-TIME`, with a number after it if that exists.
+
+    Args:
+        name: of the recipe.
+        parent: folder of the new one.
+        option: that names a different folder.
 
     Raises:
         RunError: it cannot be created.
     """
     stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     for number in count(1):
-        folder = Path("searches") / (stem if number == 1 else f"{stem}-{number}")
+        folder = Path(parent) / (stem if number == 1 else f"{stem}-{number}")
         try:
             folder.mkdir(parents=True)
         except FileExistsError:
             continue
         except OSError as error:
-            hint = os_error_hint(error, "folder", " with --study")
+            hint = os_error_hint(error, "folder", f" with {option}")
             raise RunError(f"{folder} cannot be created: {error.strerror}. {hint}") from error
         return folder
     raise AssertionError("count() has no end")

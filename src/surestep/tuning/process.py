@@ -332,10 +332,10 @@ class TrialProcess:
         if self._failures:
             own = [text for text in self._failures if not text.startswith("ParallelError")]
             return Ended(reason=(own or self._failures)[0])
-        return Ended(reason=f"{_describe_code(code)}; see {self.log}")
+        return Ended(reason=f"{describe_code(code)}; see {self.log}")
 
 
-def _describe_code(code: int) -> str:
+def describe_code(code: int) -> str:
     """Return how a process without a message ended; torchrun's code for a signal is 128 above."""
     number = -code if code < 0 else code - 128
     try:
