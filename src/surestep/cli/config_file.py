@@ -5,6 +5,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from surestep.base.errors import ConfigError, RunError
@@ -17,10 +18,14 @@ _KEY = re.compile(r"\s*([\w.\-]+)\s*=")
 
 
 class ConfigFile(NamedTuple):
-    """The options of a file by full name, and where each was set, "run.toml:7"."""
+    """The options of a file by full name, and where each was set, "run.toml:7".
+
+    `tuned` is the machine on which `surestep tune` measured the options; empty if it did not.
+    """
 
     options: dict[str, Any]
     places: dict[str, str]
+    tuned: Mapping[str, Any] = MappingProxyType({})
 
 
 def read_config_file(path: Path, option: str = "--config") -> ConfigFile:
@@ -36,8 +41,12 @@ def read_config_file(path: Path, option: str = "--config") -> ConfigFile:
     if path.suffix == ".json" and option == "--config":
         return _read_record(path)
     text = _read_text(path, option)
+    tuned: Any = {}
     try:
-        options = _flatten(tomllib.loads(text))
+        found = tomllib.loads(text)
+        if option == "--config":
+            tuned = found.pop("tuned", {})
+        options = _flatten(found)
     except RecursionError:
         raise ConfigError(f"{option} {path} is nested too deep: options are at most two.") from None
     except tomllib.TOMLDecodeError as error:
@@ -45,7 +54,9 @@ def read_config_file(path: Path, option: str = "--config") -> ConfigFile:
             f"{option} {path} is not TOML: {error}. Write options as: "
             + ('optim.lr = "log(1e-5, 1e-2)"' if option == "--space" else "optim.lr = 1e-3")
         ) from error
-    return ConfigFile(options, _places(path, text, options))
+    if not isinstance(tuned, Mapping):
+        raise ConfigError(f"{option} {path}: tuned={tuned!r} is not a table. Leave it out.")
+    return ConfigFile(options, _places(path, text, options), tuned)
 
 
 def read_points(path: Path) -> list[Any]:

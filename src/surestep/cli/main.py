@@ -25,6 +25,7 @@ COMMANDS = {
     "plan": "plan RECIPE: show the options of a run with their reasons, without training",
     "lr-find": "lr-find RECIPE: measure which learning rate to train a recipe with",
     "search": "search RECIPE: search the options of a recipe; search show STUDY shows a study",
+    "tune": "tune RECIPE: measure what makes a recipe faster, and prove what keeps its numbers",
     "evaluate": "evaluate RUN: evaluate the best model of a run",
     "predict": "predict RUN: write the best model's prediction for every sample",
     "check": "check [PATH...]: find mistakes in training scripts, without running them",
@@ -45,7 +46,7 @@ COMMANDS = {
     "docs": "docs [TOPIC]: print a page of the documentation, or list the pages",
 }
 
-_BY_ONE = ("evaluate", "predict", "replay", "search")
+_BY_ONE = ("evaluate", "predict", "replay", "search", "tune")
 
 USAGE = """usage: surestep COMMAND ...
 

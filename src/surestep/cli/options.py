@@ -187,7 +187,7 @@ def _similar(name: str, known: list[str]) -> str:
 
 def _load(file: RecipeFile, path: str | None, split: SplitWords) -> RecipeCall:
     """Import the recipe, and put the command line over the file over its config."""
-    in_file, places = read_config_file(Path(path)) if path else ConfigFile({}, {})
+    in_file, places, tuned = read_config_file(Path(path)) if path else ConfigFile({}, {})
     set_at = {**places, **split.places}
     if set(LENGTHS) & set(split.options):  # they replace the other way to set the length
         in_file = {name: value for name, value in in_file.items() if name not in LENGTHS}
@@ -197,6 +197,10 @@ def _load(file: RecipeFile, path: str | None, split: SplitWords) -> RecipeCall:
     with import_without_collecting():
         from surestep.recipes.load import call_recipe, load_file
 
+    if tuned:
+        from surestep.tuning.speed.machine import report_other_machine
+
+        report_other_machine(tuned, str(path))
     recipe = load_file(file)  # its own code may disable the collector
     return call_recipe(recipe, options, set_at)
 

@@ -13,7 +13,7 @@ from surestep.base.text import print_escaped
 from surestep.cli.launch import read_launch
 from surestep.engine.distributed.stop_signals import StopSignals, raise_stop
 
-TRAINING = ("train", "resume", "search")
+TRAINING = ("train", "resume", "search", "tune")
 
 
 def run_stoppable(run: Callable[[list[str]], int], words: list[str], noted: NotedSignals) -> int:

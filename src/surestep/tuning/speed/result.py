@@ -1,0 +1,121 @@
+"""What a tuning has found: its rungs, in the order in which they were tried."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from surestep.tuning.speed.interval import Interval
+
+RESULT_FORMAT = 1
+Outcome = Literal["kept", "proposed", "not taken", "failed", "not tried"]
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The losses of short trainings with and without some options, of several seeds.
+
+    Attributes:
+        steps: of each training.
+        seeds: of the trainings.
+        without: the losses of each seed without the options.
+        with_: the losses of each seed with them.
+        ends: mean loss of the last quarter of the steps, without and with.
+        spread: standard deviation over the seeds of that loss, the larger of both.
+    """
+
+    steps: int
+    seeds: tuple[int, ...]
+    without: tuple[tuple[float, ...], ...]
+    with_: tuple[tuple[float, ...], ...]
+    ends: tuple[float, float]
+    spread: float
+
+    @property
+    def are_equal(self) -> bool:
+        """Whether the losses differ by no more than their spread over the seeds."""
+        return abs(self.ends[1] - self.ends[0]) <= self.spread
+
+    @property
+    def is_not_worse(self) -> bool:
+        """Whether the loss with the options is lower, or higher by no more than the spread."""
+        return self.ends[1] - self.ends[0] <= self.spread
+
+
+@dataclass
+class Rung:
+    """Options that were tried, or a knob without any.
+
+    Attributes:
+        knob: its name.
+        title: what the knob is.
+        options: that were tried, by full name.
+        outcome: "kept" is in the TOML file; "proposed" would be with --allow numbers.
+        reason: why.
+        keeps_numbers: it was proved that the weights are bitwise the same; before the proof, what
+            the knob claims.
+        interval: of the ratio of the times a step.
+        step_s: median times a step before and with the options.
+        start_s: how much longer the start takes with the options.
+        break_even: the step after which the options have saved that; None if they save nothing.
+        proof: of how many steps, and where they differ; None if nothing was proved.
+        curves: of options that change the numbers.
+    """
+
+    knob: str
+    title: str
+    keeps_numbers: bool
+    options: dict[str, Any] = field(default_factory=dict)
+    outcome: Outcome = "not tried"
+    reason: str = ""
+    interval: Interval | None = None
+    step_s: tuple[float, float] | None = None
+    start_s: float | None = None
+    break_even: int | None = None
+    proof: dict[str, Any] | None = None
+    curves: Curves | None = None
+
+
+@dataclass
+class TuneResult:
+    """What a tuning has found so far.
+
+    Attributes:
+        recipe: its name.
+        fixed: options that were typed, the same for all rungs.
+        run: what the run is without the rungs, with the machine; empty before it was planned.
+        noise: of the machine: the run against itself; None before it was measured.
+        load: other work per core when the tuning began; None if the system does not know it.
+        window_steps: steps of a window.
+        comparisons: how many the level of the intervals counts.
+        shares: of the parts of the time of a step, before the rungs.
+        rungs: in the order in which they were tried.
+        total: the first options against the last, measured again at the end.
+        stopped: why it ended early: "Ctrl-C", "SIGTERM", "out of time"; "" if it did not.
+        notes: sentences about what limits the result.
+    """
+
+    recipe: str
+    fixed: dict[str, Any]
+    run: dict[str, Any] = field(default_factory=dict)
+    noise: Interval | None = None
+    load: float | None = None
+    step_s: float | None = None
+    window_steps: int = 1
+    comparisons: int = 0
+    shares: dict[str, float] = field(default_factory=dict)
+    rungs: list[Rung] = field(default_factory=list)
+    total: Interval | None = None
+    total_proposed: Interval | None = None
+    stopped: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    def list_options(self, *outcomes: Outcome) -> dict[str, Any]:
+        """Return the options of the rungs with these outcomes."""
+        options: dict[str, Any] = {}
+        for rung in self.rungs:
+            if rung.outcome in outcomes:
+                options |= rung.options
+        return options
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON can hold it."""
+        return {"format": RESULT_FORMAT, **asdict(self)}

@@ -1,0 +1,104 @@
+"""A measurer without processes: it knows the time a step of some options, and draws noise."""
+
+import math
+import random
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+from surestep.tuning.speed.knob import Knob
+from surestep.tuning.speed.ladder import Ladder
+from surestep.tuning.speed.measurer import Measurer
+from surestep.tuning.speed.measuring_process import MeasuringFailed
+from surestep.tuning.speed.pair import PairOfArms
+from surestep.tuning.speed.result import TuneResult
+
+WINDOW_S = 0.5  # of the clock of the fake, for each window
+
+
+class FakeMeasurer(Measurer):
+    """Measures a step of 100 ms, times the factors of its options.
+
+    Args:
+        factors: by an option and its value, as "a=1": of the time a step.
+        found: candidates of each knob, or a function of the options that returns them.
+        noise: standard deviation of the logarithm of a window.
+        start_s: by an option, what the start takes with it.
+        failing: by an option, how it fails.
+        unlike: options that change the numbers.
+        losses: by an option, what it adds to the loss.
+    """
+
+    def __init__(self, factors, found, **more):
+        self.factors, self.found = factors, found
+        self.noise, self.start_s, self.failing = 0.02, {}, {}
+        self.unlike, self.losses, self.wait, self.run = (), {}, 0.5, {}
+        self.__dict__.update(more)
+        self.now, self.rng, self.opened = 0.0, random.Random(0), []
+
+    def close(self):
+        self.is_closed = True
+
+    def clock(self):
+        return self.now
+
+    def describe(self, options, knobs):
+        found = {name: self.found[name] for name in knobs}
+        found = {name: one(options) if callable(one) else one for name, one in found.items()}
+        run = {"total_steps": 1000, "steps_per_epoch": 50, "seed": 0, "machine": {}}
+        return {**run, **self.run, "candidates": found}
+
+    @contextmanager
+    def open_pair(self, present, candidate, *, is_process_wide):
+        self.opened.append((dict(present), dict(candidate)))
+        for word in words(candidate):
+            if word in self.failing:
+                raise MeasuringFailed(self.failing[word])
+
+        def take(number):
+            self.now += WINDOW_S
+            seconds = self.step_s((present, candidate)[number])
+            return {"seconds": seconds, "wait_s": seconds * self.wait}
+
+        starts = tuple(
+            1.0 + sum(self.start_s.get(word, 0) for word in words(one))
+            for one in (present, candidate)
+        )
+        yield PairOfArms(take, starts, self.rng)
+
+    def step_s(self, options):
+        factor = math.prod(self.factors.get(word, 1.0) for word in words(options))
+        return 0.1 * factor * math.exp(self.rng.gauss(0, self.noise))
+
+    def find_difference(self, one, other, steps):
+        self.now += 1
+        changed = {word for word in words(other) if word not in words(one)}
+        return f"At step 2, {changed} differ." if changed & set(self.unlike) else None
+
+    def train(self, options, steps):
+        self.now += 0.1 * steps
+        added = sum(self.losses.get(word, 0) for word in words(options))
+        return [1.0 + added + 0.01 * options["seed"]] * steps
+
+
+def words(options):
+    return [f"{name}={value}" for name, value in options.items()]
+
+
+def make_knob(name, *, keeps_numbers=True, shares=("forward",), is_process_wide=False):
+    return Knob(name, f"Title of {name}.", shares, keeps_numbers, None, is_process_wide)
+
+
+def climb(measurer, *knobs, seconds=600.0, allows_numbers=False):
+    """Return the result of a ladder, its rungs by options, and how often it was saved."""
+    result, saved = TuneResult("fake", {}), []
+    Ladder(
+        measurer,
+        {knob.name: knob for knob in knobs},
+        result,
+        seconds=seconds,
+        allows_numbers=allows_numbers,
+        save=lambda: saved.append(len(result.rungs)),
+        now=measurer.clock,
+    ).climb()
+    by_words = {" ".join(words(rung.options)) or rung.knob: rung for rung in result.rungs}
+    return SimpleNamespace(result=result, rungs=by_words, saved=saved)

@@ -1,0 +1,142 @@
+"""The ladder, with a measurer that knows the time of a step."""
+
+import json
+
+import pytest
+
+from surestep.tuning.speed.measuring_process import MeasuringFailed
+from tests.tuning.speed.fakes import FakeMeasurer, climb, make_knob
+
+
+def test_knob_that_is_faster_is_kept_proved_and_the_next_is_compared_with_it():
+    fake = FakeMeasurer({"a=1": 0.5, "a=2": 0.8}, {"a": [{"a": 1}, {"a": 2}], "b": [{"b": 1}]})
+    found = climb(fake, make_knob("a"), make_knob("b"), seconds=1200.0)
+    rung = found.rungs["a=1"]
+    assert (rung.outcome, rung.keeps_numbers) == ("kept", True)
+    assert rung.interval.low < 0.5 < rung.interval.high < 1
+    assert rung.proof == {"steps": 51, "difference": None}
+    assert found.rungs["a=2"].outcome == "not taken"
+    assert found.rungs["b=1"].outcome == "not taken"
+    assert ({"a": 1}, {"a": 1, "b": 1}) in fake.opened
+    assert found.result.list_options("kept") == {"a": 1}
+    assert found.result.total.low < 0.5 < found.result.total.high
+
+
+def test_rung_within_the_noise_is_not_taken():
+    found = climb(FakeMeasurer({"a=1": 0.98}, {"a": [{"a": 1}]}, noise=0.1), make_knob("a"))
+    assert (found.rungs["a=1"].outcome, found.result.total) == ("not taken", None)
+    assert found.rungs["a=1"].interval.high > 1
+
+
+def test_knobs_that_shorten_the_largest_share_come_first_and_those_that_change_numbers_last():
+    names = ("change", "compute", "load")
+    knobs = [
+        make_knob("change", keeps_numbers=False, shares=("data", "forward")),
+        make_knob("compute"),
+        make_knob("load", shares=("data",)),
+    ]
+    fake = FakeMeasurer({}, {name: [{name: 1}] for name in names}, wait=0.6)
+    assert [rung.knob for rung in climb(fake, *knobs).result.rungs] == ["load", "compute", "change"]
+
+
+@pytest.mark.parametrize("reason", ["killed by SIGKILL", "it hangs: no answer for 30 s", "CUDA"])
+def test_knob_that_fails_is_a_rung_with_its_reason(reason):
+    fake = FakeMeasurer({"b=1": 0.5}, {"a": [{"a": 1}], "b": [{"b": 1}]}, failing={"a=1": reason})
+    found = climb(fake, make_knob("a"), make_knob("b"))
+    assert (found.rungs["a=1"].outcome, found.rungs["a=1"].reason) == ("failed", reason)
+    assert found.rungs["b=1"].outcome == "kept"
+
+
+def test_run_that_cannot_be_measured_as_it_is_ends_the_ladder():
+    class Failing(FakeMeasurer):
+        def describe(self, options, knobs):
+            raise MeasuringFailed("no data", "ConfigError")
+
+    with pytest.raises(MeasuringFailed, match="no data") as raised:
+        climb(Failing({}, {"a": []}), make_knob("a"))
+    assert str(raised.value.as_error()) == "no data"
+    assert type(raised.value.as_error()).__name__ == "ConfigError"
+
+
+def test_knob_without_candidates_says_why_and_is_planned_again_when_others_are_kept():
+    fake = FakeMeasurer(
+        {"a=1": 0.5, "b=1": 0.8},
+        {"a": [{"a": 1}], "b": lambda options: [{"b": 1}] if "a" in options else "needs a"},
+    )
+    found = climb(fake, make_knob("a"), make_knob("b", shares=("data",)))
+    assert found.rungs["b=1"].outcome == "kept"
+    alone = climb(fake, make_knob("b"))
+    assert (alone.rungs["b"].outcome, alone.rungs["b"].reason) == ("not tried", "needs a")
+
+
+def test_knob_that_claims_to_keep_the_numbers_and_does_not_is_moved():
+    fake = FakeMeasurer({"a=1": 0.5}, {"a": [{"a": 1}]}, unlike=["a=1"])
+    rungs = climb(fake, make_knob("a")).result.rungs
+    assert [(rung.outcome, rung.keeps_numbers) for rung in rungs] == [
+        ("not taken", False),
+        ("proposed", False),
+    ]
+    assert "At step 2" in rungs[0].reason
+    assert rungs[0].proof["difference"].startswith("At step 2")
+    assert rungs[1].curves.are_equal
+
+
+def test_knob_that_changes_the_numbers_is_proposed_and_kept_if_that_is_allowed():
+    fake = FakeMeasurer({"a=1": 0.5}, {"a": [{"a": 1}]}, losses={"a=1": 0.005})
+    knob = make_knob("a", keeps_numbers=False)
+    proposed = climb(fake, knob)
+    rung = proposed.rungs["a=1"]
+    assert rung.outcome == "proposed"
+    assert "--allow numbers" in rung.reason
+    assert rung.curves.ends == pytest.approx((1.01, 1.015))
+    assert rung.curves.spread == pytest.approx(0.01)
+    assert rung.curves.seeds == (0, 1, 2)
+    assert proposed.result.list_options("kept") == {}
+    assert proposed.result.total is None
+    assert proposed.result.total_proposed.high < 1
+    assert climb(fake, knob, allows_numbers=True).rungs["a=1"].outcome == "kept"
+
+
+def test_knob_whose_loss_is_higher_is_not_taken_even_if_that_is_allowed():
+    fake = FakeMeasurer({"a=1": 0.5}, {"a": [{"a": 1}]}, losses={"a=1": 0.1})
+    knob = make_knob("a", keeps_numbers=False)
+    rung = climb(fake, knob, allows_numbers=True).rungs["a=1"]
+    assert rung.outcome == "not taken"
+    assert "higher beyond the spread" in rung.reason
+
+
+def test_rung_has_to_save_its_start_within_the_run():
+    found = {"a": [{"a": 1}]}
+    slow = FakeMeasurer({"a=1": 0.5}, found, start_s={"a=1": 60.0})
+    rung = climb(slow, make_knob("a")).rungs["a=1"]
+    assert rung.outcome == "not taken"
+    assert rung.break_even == pytest.approx(1200, rel=0.1)
+    assert "the run has 1000" in rung.reason
+    quick = FakeMeasurer({"a=1": 0.5}, found, start_s={"a=1": 6.0})
+    rung = climb(quick, make_knob("a")).rungs["a=1"]
+    assert (rung.outcome, rung.break_even) == ("kept", pytest.approx(120, rel=0.1))
+
+
+def test_what_is_not_tried_for_lack_of_time_says_so():
+    names = [f"k{number}" for number in range(30)]
+    fake = FakeMeasurer({}, {name: [{name: 1}] for name in names}, noise=0.0)
+    found = climb(fake, *map(make_knob, names), seconds=60.0)
+    late = [rung for rung in found.result.rungs if rung.reason == "out of time"]
+    assert len(found.result.rungs) == 30
+    assert 5 < len(late) < 29
+    assert all(rung.outcome == "not tried" for rung in late)
+    assert fake.now < 63
+
+
+def test_result_is_saved_after_every_rung_as_json():
+    fake = FakeMeasurer({"a=1": 0.5}, {"a": [{"a": 1}], "b": "none"})
+    found = climb(fake, make_knob("a"), make_knob("b"))
+    assert set(found.saved) == {0, 1, 2}
+    assert json.loads(json.dumps(found.result.as_json()))["rungs"][0]["knob"] == "a"
+
+
+def test_noisy_machine_and_short_run_are_reported():
+    fake = FakeMeasurer({}, {"a": []}, noise=0.5, run={"total_steps": 3})
+    notes = climb(fake, make_knob("a")).result.notes
+    assert "The machine is noisy" in notes[0]
+    assert notes[1] == "The run has 3 steps, in which hardly anything pays back."

@@ -1,0 +1,184 @@
+"""`surestep tune` with real processes, on recipes whose speed is known."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+
+import pytest
+
+from surestep.base.errors import RunError
+from surestep.base.processes import is_running, list_children
+from surestep.recipes.load import call_recipe, load
+from surestep.tuning.speed.measurer import ProcessMeasurer
+from surestep.tuning.speed.measuring_process import MeasuringFailed
+from surestep.tuning.speed.tune import TuneOptions, run_tune
+
+RECIPE = """
+import os
+import time
+
+import torch
+from torch import nn
+
+import surestep
+
+
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 32
+
+    def __getitem__(self, index):
+        time.sleep({sleep_s})
+        x = torch.randn(4)
+        return x, x.sum(0, keepdim=True)
+
+
+config = surestep.Config(epochs={epochs}, batch_size=4, optim={{"name": "sgd", "lr": 0.01}})
+
+
+def task(width: int = 1, fails: str = ""):
+    if fails == "crash":
+        os.kill(os.getpid(), 9)
+    if fails == "hang":
+        time.sleep(600)
+    if fails == "memory":
+        torch.empty(2**60)
+    return surestep.Task(lambda: nn.Linear(4, width), loss="mse", train=Slow())
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path, monkeypatch):
+    """Return a function that writes a recipe, and returns its path."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def write(sleep_s=0.005, epochs=50):
+        path = tmp_path / "slow.py"
+        path.write_text(RECIPE.format(sleep_s=sleep_s, epochs=epochs))
+        return str(path)
+
+    yield write
+    sys.modules.pop("slow", None)
+
+
+@pytest.fixture
+def measurer(recipe, tmp_path):
+    made = ProcessMeasurer(recipe(0.0), tmp_path / "log.txt", 1, 20.0)
+    yield made
+    made.close()
+
+
+pytestmark = pytest.mark.slow("starts measuring processes")
+
+
+@pytest.mark.parametrize(
+    ("fails", "reason"),
+    [
+        ("crash", "killed by SIGKILL"),
+        ("hang", "it hangs: no answer for 5 s"),
+        ("memory", "memory"),
+    ],
+)
+def test_options_that_fail_say_why_and_the_next_are_measured(measurer, fails, reason):
+    measurer.describe({}, [])
+    measurer._limit_s = 5.0 if fails == "hang" else 20.0
+    started = time.monotonic()
+    with (
+        pytest.raises(MeasuringFailed, match=reason),
+        measurer.open_pair({}, {"task.fails": fails}, is_process_wide=False),
+    ):
+        pass
+    assert time.monotonic() - started < 60
+    measurer._limit_s = 20.0
+    with measurer.open_pair({}, {}, is_process_wide=False) as pair:
+        assert pair.measure_round() > 0
+
+
+def test_difference_of_two_trainings_is_found_and_that_of_workers_is_none(measurer):
+    assert measurer.find_difference({}, {"data.num_workers": 2}, 10) is None
+    found = str(measurer.find_difference({}, {"optim.lr": 1e-92}, 3))
+    assert found.startswith("At step 1, learning rate")
+
+
+def test_losses_are_those_of_the_run(measurer):
+    losses = measurer.train({"optim.lr": 1e-9}, 8)
+    assert losses == measurer.train({"optim.lr": 1e-9, "data.num_workers": 1}, 8)
+    assert losses != measurer.train({"optim.lr": 1e-9, "seed": 1}, 8)
+
+
+def test_processes_are_compared_in_rounds_that_start_both_again(measurer):
+    with measurer.open_pair({}, {"cpu_allocator": "default"}, is_process_wide=True) as pair:
+        ratio = pair.measure_round()
+    assert ratio == pair.step_s[1][0] / pair.step_s[0][0]
+    assert min(pair.start_s) > 0
+
+
+def test_workers_are_kept_and_proved_on_a_recipe_that_waits_for_its_data(recipe, tmp_path):
+    before = set(list_children(os.getpid()))
+    call = call_recipe(load(recipe(0.02, 200)), {"task.width": 1}, {})
+    result, folder = run_tune(call, TuneOptions(1.5, tmp_path / "t", ("workers",)))
+    kept = [rung for rung in result.rungs if rung.outcome == "kept"]
+    assert kept, [rung.reason for rung in result.rungs]
+    assert all(rung.interval.high < 1 for rung in kept)
+    assert kept[0].proof["steps"] >= 3
+    assert kept[0].proof["difference"] is None
+    assert result.shares["data"] > 0.5
+    written = tomllib.loads((folder / "tuned.toml").read_text())
+    assert written["data"]["num_workers"] == kept[-1].options["data.num_workers"]
+    assert written["task"] == {"width": 1}
+    assert set(list_children(os.getpid())) <= before
+
+
+def start(*words):
+    return subprocess.Popen(
+        [sys.executable, "-m", "surestep", "tune", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("moment", ["folder", "noise"])
+def test_ctrl_c_ends_the_processes_and_leaves_what_is_known(recipe, tmp_path, moment):
+    path = recipe(0.002)
+    running = start(path, "--out", "t", "--minutes", "2", "--knobs", "workers")
+    written = tmp_path / "t/tune.json"
+    while not (written.exists() and (moment == "folder" or read(written)["step_s"])):
+        assert running.poll() is None
+        time.sleep(0.1)
+    pid = read(tmp_path / "t/lock")["pid"]
+    with pytest.raises(RunError, match=f"t is in use by process {pid} on .* with --out"):
+        run_tune(call_recipe(load(path), {}, {}), TuneOptions(out=tmp_path / "t"))
+    children = list_children(pid)
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=60)
+    assert (running.returncode, err) == (130, "")
+    assert "Stopped by Ctrl-C. This is what is known so far." in out
+    assert read(written)["stopped"] == "Ctrl-C"
+    assert (tmp_path / "t/tuned.toml").exists()
+    assert not any(is_running(pid) for pid in children)
+
+
+def read(path):
+    return json.loads(path.read_text())
+
+
+def test_several_ranks_are_measured_together(recipe, tmp_path):
+    measurer = ProcessMeasurer(recipe(0.0), tmp_path / "log.txt", 2, 60.0)
+    try:
+        with measurer.open_pair({}, {"data.num_workers": 1}, is_process_wide=False) as pair:
+            assert pair.measure_round() > 0
+            assert pair.measure_round() > 0
+        assert measurer.find_difference({}, {"data.num_workers": 1}, 3) is None
+        with (
+            pytest.raises(MeasuringFailed, match=r"killed by SIGKILL|closed its connection"),
+            measurer.open_pair({}, {"task.fails": "crash"}, is_process_wide=False),
+        ):
+            pass
+    finally:
+        measurer.close()
