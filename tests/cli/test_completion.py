@@ -67,6 +67,7 @@ def script(surestep, scripts):
         ("surestep search sh", ["show"]),
         ("surestep search show ''", []),  # folders of studies
         ("surestep search show study --", ["--storage", "--html", "--json", "--help"]),
+        ("surestep tune digits --allow ''", ["numbers"]),
         ("surestep check --format s", ["sarif"]),
         ("surestep ckpt list ''", []),  # run folders
     ],

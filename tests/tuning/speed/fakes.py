@@ -24,6 +24,7 @@ class FakeMeasurer(Measurer):
         noise: standard deviation of the logarithm of a window.
         start_s: by an option, what the start takes with it.
         failing: by an option, how it fails.
+        kind: of that failure.
         unlike: options that change the numbers.
         losses: by an option, what it adds to the loss.
     """
@@ -31,6 +32,7 @@ class FakeMeasurer(Measurer):
     def __init__(self, factors, found, **more):
         self.factors, self.found = factors, found
         self.noise, self.start_s, self.failing = 0.02, {}, {}
+        self.kind = ""
         self.unlike, self.losses, self.wait, self.run = (), {}, 0.5, {}
         self.__dict__.update(more)
         self.now, self.rng, self.opened = 0.0, random.Random(0), []
@@ -52,7 +54,7 @@ class FakeMeasurer(Measurer):
         self.opened.append((dict(present), dict(candidate)))
         for word in words(candidate):
             if word in self.failing:
-                raise MeasuringFailed(self.failing[word])
+                raise MeasuringFailed(self.failing[word], self.kind)
 
         def take(number):
             self.now += WINDOW_S

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from surestep.tuning.speed.measuring_process import MeasuringFailed
+from surestep.tuning.speed.measuring_process import HUNG, MeasuringFailed
 from tests.tuning.speed.fakes import FakeMeasurer, climb, make_knob
 
 
@@ -39,12 +39,21 @@ def test_knobs_that_shorten_the_largest_share_come_first_and_those_that_change_n
     assert [rung.knob for rung in climb(fake, *knobs).result.rungs] == ["load", "compute", "change"]
 
 
-@pytest.mark.parametrize("reason", ["killed by SIGKILL", "it hangs: no answer for 30 s", "CUDA"])
+@pytest.mark.parametrize("reason", ["killed by SIGKILL", "out of memory", "CUDA"])
 def test_knob_that_fails_is_a_rung_with_its_reason(reason):
     fake = FakeMeasurer({"b=1": 0.5}, {"a": [{"a": 1}], "b": [{"b": 1}]}, failing={"a=1": reason})
     found = climb(fake, make_knob("a"), make_knob("b"))
     assert (found.rungs["a=1"].outcome, found.rungs["a=1"].reason) == ("failed", reason)
     assert found.rungs["b=1"].outcome == "kept"
+
+
+def test_knob_that_hangs_is_not_tried_with_its_other_options():
+    found = {"a": [{"a": 1}, {"a": 2}], "b": [{"b": 1}]}
+    fake = FakeMeasurer({"b=1": 0.5}, found, failing={"a=1": "no answer"}, kind=HUNG)
+    rungs = climb(fake, make_knob("a"), make_knob("b")).rungs
+    assert (rungs["a=1"].outcome, rungs["a=2"].outcome) == ("failed", "not tried")
+    assert rungs["a=2"].reason == "there was no answer with the options above"
+    assert rungs["b=1"].outcome == "kept"
 
 
 def test_run_that_cannot_be_measured_as_it_is_ends_the_ladder():

@@ -80,7 +80,7 @@ pytestmark = pytest.mark.slow("starts measuring processes")
     ("fails", "reason"),
     [
         ("crash", "killed by SIGKILL"),
-        ("hang", "it hangs: no answer for 5 s"),
+        ("hang", "no answer for 5 s: it hangs"),
         ("memory", "memory"),
     ],
 )

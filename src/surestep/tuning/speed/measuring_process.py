@@ -19,6 +19,7 @@ from surestep.base.text import format_duration
 from surestep.tuning.channel import SOCKET, Channel
 from surestep.tuning.process import describe_code
 
+HUNG = "TimeoutError"
 _POLL_S = 0.2
 
 
@@ -26,7 +27,7 @@ class MeasuringFailed(Exception):
     """A measuring process failed, and was ended.
 
     Attributes:
-        kind: name of the class of the error; "" if the process did not report one.
+        kind: name of the class of the error, HUNG if there was no answer; "" if it is not known.
     """
 
     def __init__(self, reason: str, kind: str = "") -> None:
@@ -134,7 +135,11 @@ class MeasuringProcess:
                 if self._process.poll() is not None and not selector.select(0):
                     raise MeasuringFailed(self._describe_end())
                 if time.monotonic() > end:
-                    raise MeasuringFailed(f"it hangs: no answer for {format_duration(limit_s)}")
+                    raise MeasuringFailed(
+                        f"no answer for {format_duration(limit_s)}: it hangs, or takes longer than "
+                        "there is time for",
+                        HUNG,
+                    )
 
     def _describe_end(self) -> str:
         with suppress(subprocess.TimeoutExpired):
