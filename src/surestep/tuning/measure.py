@@ -6,12 +6,16 @@ rank answers every question; they take the steps together.
 
 import os
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
 from surestep.base.errors import SurestepError
+from surestep.base.exit_codes import DONE, FAILED
+from surestep.base.processes import kill_tree, list_children
 from surestep.base.secrets import mask_secrets
 from surestep.engine.distributed.hang_monitor import GroupTimeouts
 from surestep.engine.distributed.launcher_env import read_launched
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
     from surestep.engine.plan.plan import Plan
 
 MODULE = "surestep.tuning"
+_POLL_S = 1.0  # between two checks that the tuner is alive
 
 
 class Measurements:
@@ -128,12 +133,26 @@ class Measurements:
             return {"record": arm.record(steps, None if place is None else Place(*place)).to_json()}
 
 
+def _end_with_parent() -> None:
+    """End this process and its children when the one that started it is gone, whatever runs."""
+    parent = os.getppid()
+
+    def wait() -> None:
+        while os.getppid() == parent:
+            time.sleep(_POLL_S)
+        kill_tree(*list_children(os.getpid()))
+        os._exit(FAILED)
+
+    threading.Thread(target=wait, name="surestep-tuner", daemon=True).start()
+
+
 def main(words: Sequence[str]) -> int:
     """Answer the questions of the tuner until it closes the connection; return the exit code.
 
     Args:
         words: the number of processes that train, if there are several.
     """
+    _end_with_parent()
     launched = read_launched()
     if launched.size == 1 and words:
         from surestep.trainer.launch import launch_ranks  # which takes as long as torch
@@ -144,7 +163,7 @@ def main(words: Sequence[str]) -> int:
     questions = channel.messages()
     first = next(questions, None)
     if first is None:
-        return 0
+        return DONE
     measurements = Measurements(first["recipe"])
     for question in questions:
         try:
@@ -154,7 +173,7 @@ def main(words: Sequence[str]) -> int:
                 traceback.print_exc()
             text = mask_secrets(str(error) or type(error).__name__)
             channel.send({"failed": text, "kind": type(error).__name__})
-            os._exit(1)  # what failed may keep memory, or hang at its end
+            os._exit(FAILED)  # what failed may keep memory, or hang at its end
         channel.send(answer)
     sys.stdout.flush()
-    os._exit(0)  # the tuner is gone, or needs this process no longer
+    os._exit(DONE)  # the tuner is gone, or needs this process no longer

@@ -164,6 +164,24 @@ def test_ctrl_c_ends_the_processes_and_leaves_what_is_known(recipe, tmp_path, mo
     assert not any(is_running(pid) for pid in children)
 
 
+def test_processes_end_with_a_tuner_that_is_killed(recipe, tmp_path):
+    running = start(recipe(0.002), "--out", "t", "--task.fails", "hang", "--knobs", "workers")
+    log = tmp_path / "t/log.txt"
+    while not log.exists():
+        assert running.poll() is None
+        time.sleep(0.1)
+    pid = read(tmp_path / "t/lock")["pid"]
+    while not (children := list_children(pid)):
+        time.sleep(0.1)
+    time.sleep(5)  # it has imported torch, and hangs
+    os.kill(pid, signal.SIGKILL)
+    running.communicate(timeout=60)
+    end = time.monotonic() + 30
+    while any(is_running(child) for child in children) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not any(is_running(child) for child in children)
+
+
 def read(path):
     return json.loads(path.read_text())
 
