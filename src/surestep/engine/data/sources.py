@@ -381,8 +381,9 @@ class MapStyleSource:
             with_epoch = find_with_epoch(dataset)
         self._with_epoch = with_epoch
         self._epoch: int | None = None  # that the datasets had when their contents were noted
-        self.collates = collate not in (None, default_collate)
-        self._seeded = SeededDataset(dataset, collate or default_collate, seed, part, with_epoch)
+        self.collate = collate or default_collate
+        self.collates = self.collate is not default_collate
+        self._seeded = SeededDataset(dataset, self.collate, seed, part, with_epoch)
         self._seeded.counts, self._seeded.decoded = counts, decoded
         self.has_workers = bool(options.get("num_workers"))
         self._by_torch = self.has_workers or bool(options.get("pin_memory"))
