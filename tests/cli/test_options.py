@@ -67,6 +67,7 @@ OTHERWISE = [
     {"compile": "max-autotune", "matmul_precision": "high", "sdpa_backend": "math"},
     {"cpu_allocator": "default"},
     {"cudnn_benchmark": "False", "channels_last": "False", "compile_blocks": "False"},
+    {"cuda_graph": "False"},
     {"average.kind": "ema", "average.decay": "0.9", "average.warmup": "False"},
     {"average.kind": "ema", "average.start": "2 steps", "average.every": "3 steps"},
     {"average.kind": "ema", "average.buffers": "copy", "validation.weights": "both"},

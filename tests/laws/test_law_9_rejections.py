@@ -6,6 +6,7 @@ import sys
 from ast import literal_eval
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -80,7 +81,9 @@ def test_value_that_the_message_proposes_is_accepted(option):
             assert re.search(r"(\. Remove| or remove| and remove) " + option, str(caught.value))
             continue
         name, value = proposed[1], literal_eval(proposed[2])
-        on_gpu = {"system": lambda: replace(TWO_GPUS, launched=MANY["system"]().launched)}
+        is_shared = option.startswith("parallel.")
+        launched = (MANY["system"] if is_shared else read_system)().launched
+        on_gpu = {"system": partial(replace, TWO_GPUS, launched=launched)}
         plan(
             {**case.along, name: value, option: options[option], "batch_size": 16},
             {**VAL, **case.parts, **(on_gpu if name == "device" else {})},

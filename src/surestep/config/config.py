@@ -223,6 +223,13 @@ class Config(PluginOptions):
         requires={"compile": ON, BLOCKS: ON},
         default=(False, "the full model at once: more operations can be fused"),
     )
+    cuda_graph: Flag = option(
+        "Record a step on the GPU once, and replay it.",
+        resume=safe("a replayed step is bitwise the step"),
+        requires={"device": "cuda"},
+        excludes=("compile",),
+        default=(False, "the memory of a recorded step stays in use; measure"),
+    )
     channels_last: Flag = option(
         "Use the channels-last memory format for images and convolutions.",
         resume=KERNELS,
@@ -246,9 +253,8 @@ class Config(PluginOptions):
         default=("auto", "torch chooses by shape and type; the line below the memory names it"),
     )
     cpu_allocator: Word[Literal["auto", "huge_pages", "retain", "default"]] = option(
-        "How the CPU allocator keeps freed memory: retain keeps it in the process "
-        "(glibc malloc), huge_pages also uses huge pages, default changes "
-        "nothing, auto takes the best that the machine supports.",
+        "Freed memory on a CPU: retain keeps it in the process (glibc malloc), "
+        "huge_pages also uses huge pages, auto takes the best.",
         resume=safe("it sets when freed memory is reused, not what is computed"),
     )
     profile: Option[Steps | None, Sequence[int] | Off] = option(

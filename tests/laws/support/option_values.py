@@ -131,6 +131,7 @@ OPTION_VALUES: dict[str, OptionValue] = {
     "compile_blocks": OptionValue(True, along=COMPILE, parts={"model": blocks()}),
     "channels_last": OptionValue(True, parts={"model": nn.Conv2d(1, 3, 1)}),
     "matmul_precision": OptionValue("high"),
+    "cuda_graph": OptionValue(False),
     "cudnn_benchmark": OptionValue(False),
     "sdpa_backend": OptionValue("math"),
     "cpu_allocator": OptionValue("default"),

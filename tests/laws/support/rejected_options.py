@@ -267,6 +267,17 @@ SPEED: list[Case] = [
         "precision='tf32'",
     ),
     ({"cudnn_benchmark": True, "deterministic": True}, {"system": lambda: GPU}, "Set one of them"),
+    *(
+        ({"cuda_graph": True, **options}, {"system": lambda: GPU, **parts}, remedy)
+        for options, parts, remedy in (
+            ({"compile": "default"}, {}, "Set one of them"),
+            ({"precision": "fp16"}, {}, "the host reads the loss scale"),
+            ({"on_nonfinite": "skip"}, {}, "the host counts the skipped steps"),
+            ({}, {"step": lambda manual_step, batch: None, "loss": None}, "is code of the host"),
+            ({"activation_checkpointing": "on"}, {}, "Leave out one of them"),
+            ({"micro_batch_size": "fit"}, {}, "Set a number"),
+        )
+    ),
     ({"sdpa_backend": "cudnn"}, {}, "flash, math"),
     (
         {"cpu_allocator": "retain"},
@@ -387,6 +398,7 @@ PARALLEL: list[Case] = [
         {"system": lambda: replace(MANY["system"](), mps=True)},
         "Start one process",
     ),
+    ({"cuda_graph": True}, cards(2, of=2), "parallel.strategy='ddp' exchanges gradients"),
     ({"device": "cuda:0"}, cards(2, of=2), "choose the GPUs with CUDA_VISIBLE_DEVICES=0,1"),
     ({"device": "cuda"}, cards(1, of=2), "1 GPU(s): on device='cuda' each needs its own"),
     ({"device": "cuda"}, cards(2, of=4), "Use --nproc 2 (torchrun --nproc-per-node 2), or device="),

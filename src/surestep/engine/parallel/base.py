@@ -205,12 +205,25 @@ class Strategy:
         """
         if not loss_sum.requires_grad:
             raise TaskError(NO_GRADIENT)
-        known, seed = self._seeds.get(loss_sum.dtype, (math.nan, loss_sum))
-        if known != items:
+        known, seed = self._seeds.get(loss_sum.dtype, (math.nan, None))
+        if seed is None:
             seed = torch.full((), 1 / items, dtype=loss_sum.dtype, device=loss_sum.device)
             self._seeds[loss_sum.dtype] = (items, seed)
+        elif known != items:
+            self.fill_seeds(items)
         run = private.run_backward if type(loss_sum) is Tensor else torch.autograd.backward
         run((loss_sum,), (self.scaler.scale(seed),))
+
+    def fill_seeds(self, items: float) -> None:
+        """Fill the tensors from which `backward` goes, where they are.
+
+        Args:
+            items: what the next loss is divided by.
+        """
+        for dtype, (known, seed) in self._seeds.items():
+            if known != items:
+                seed.fill_(1 / items)
+                self._seeds[dtype] = (items, seed)
 
     def clip_grad_norm(self) -> GradNorm:
         """Do what torch.nn.utils.clip_grad_norm_ does, bit for bit, and keep each norm.

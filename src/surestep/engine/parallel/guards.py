@@ -25,13 +25,21 @@ class DeviceGuard:
 
     def step(self, loss_sum: Tensor, grad_norm: Tensor) -> StepOutcome:
         """Step with torch's switch: a fused kernel does nothing if found_inf is 1."""
+        flag = self.nonfinite = self.find_nonfinite(loss_sum, grad_norm)
+        self.update()
+        return StepOutcome(True, flag)
+
+    def find_nonfinite(self, loss_sum: Tensor, grad_norm: Tensor) -> Tensor:
+        """Return the new flag, (), and set torch's switch by it."""
         flag = torch.add(torch.add(self.nonfinite, loss_sum, alpha=0), grad_norm, alpha=0)
-        self.nonfinite = flag
         torch.ne(flag, 0, out=self.found_inf)
+        return flag
+
+    def update(self) -> None:
+        """Step the optimizer, which does nothing if the switch is on."""
         self.optimizer.grad_scale = None
         self.optimizer.found_inf = self.found_inf
         self.optimizer.step()
-        return StepOutcome(True, flag)
 
 
 class HostGuard:

@@ -52,6 +52,38 @@ def compile_blocks(ctx: PlanContext) -> Decision:
     return ctx.declared()
 
 
+@resolves("cuda_graph")
+def cuda_graph(ctx: PlanContext) -> Decision:
+    """Reject what the host decides within a step."""
+    if not ctx.get("cuda_graph"):
+        return ctx.declared()
+    start = "cuda_graph=True replays what one GPU does in a step, and"
+    strategy = ctx["parallel.strategy"]
+    if strategy != "single":
+        ctx.reject(
+            f"{start} parallel.strategy={strategy!r} exchanges gradients with other processes. "
+            "Leave out cuda_graph."
+        )
+    elif ctx.task_info.own_step:
+        ctx.reject(f"{start} Task(step=...) is code of the host. Leave out cuda_graph.")
+    elif ctx["guard"] != "device":
+        ctx.reject(
+            f"{start} here the host decides whether it counts ({ctx.reasons['guard']}). Change "
+            "that, or leave out cuda_graph."
+        )
+    if ctx["activation_checkpointing"] != "off":
+        ctx.reject(
+            f"{start} activation_checkpointing={ctx['activation_checkpointing']!r} reads the state "
+            "of generators on the host. Leave out one of them."
+        )
+    if ctx.get("micro_batch_size") == "fit":
+        ctx.reject(
+            f"{start} micro_batch_size='fit' takes a step again if it runs out of memory. Set a "
+            "number."
+        )
+    return ctx.declared()
+
+
 @resolves("matmul_precision")
 def matmul_precision(ctx: PlanContext) -> Decision:
     """Follow the precision."""

@@ -19,6 +19,7 @@ from surestep.engine.metrics import base as metrics
 from surestep.engine.model.preserve import BufferSnapshot
 from surestep.engine.parallel.base import Strategy
 from surestep.engine.plan.fitting import SizeChange, SizesByStep
+from surestep.engine.step.graphed_steps import GraphedSteps
 from surestep.engine.step.lbfgs import lbfgs_update
 from surestep.engine.step.part import Parts
 from surestep.engine.step.train_step import (
@@ -39,6 +40,7 @@ _PHASES = {
         (BatchTransform.__call__, _TRANSFORM),
         (BufferSnapshot.save_tensors, _BUFFERS),
         (forward_backward, _GRADIENTS),
+        (GraphedSteps.update, _GRADIENTS),  # a replay takes no memory, and to record it does
         (torch.amp.GradScaler.unscale_, _GRADIENTS),  # the scaler notes only what succeeded
         (Strategy.clip_grad_norm, _CLIPPING),
         (Parts.call_backward, _CALLBACK),  # it may have counted the step

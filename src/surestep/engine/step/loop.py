@@ -16,8 +16,10 @@ from surestep.engine.model.forward_errors import explain_single
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import State
 from surestep.engine.step.callback import Callback, Reply, Request, Rollback, Stop
+from surestep.engine.step.cuda_graphs import record_on_gpu
 from surestep.engine.step.fitted_steps import FittedSteps, StepAgain
 from surestep.engine.step.gc import manual_gc
+from surestep.engine.step.graphed_steps import GraphedSteps
 from surestep.engine.step.part import Parts
 from surestep.engine.step.requests import Requests
 from surestep.engine.step.step_log import StepLog
@@ -50,6 +52,8 @@ class Loop:
         self._started = self._doing = self._is_stepping = False
         self._after_step: Callable[[], object] | None = None
         self.take_step: Callable[[StepContext, Batch], StepResult] = train_step
+        if plan.cuda_graph:
+            self.take_step = GraphedSteps(plan.batch_size, record_on_gpu).take
         self.fitted: FittedSteps | None = None
         self.attach((), notify=lambda text: None)
 

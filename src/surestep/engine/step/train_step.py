@@ -266,7 +266,7 @@ def forward_backward(context: StepContext, batch: Batch, divisor: float) -> Grad
 
     With several ranks, each runs as many forward and backward passes as the others.
     """
-    strategy, step, leaves = context.strategy, context.state.progress.step, context.leaves
+    strategy, step = context.strategy, context.state.progress.step
     for parameter in strategy.cleared:
         parameter.grad = None
     is_shared = strategy.world.size > 1
@@ -278,20 +278,36 @@ def forward_backward(context: StepContext, batch: Batch, divisor: float) -> Grad
     for micro_batch in micro_batches:
         context.randomness.seed_for("model", step, micro_batch.position)
         with strategy.sync_grads(when=micro_batch is micro_batches[-1]):
-            with context.autocast:
-                outputs = strategy.module(*micro_batch.args, **micro_batch.kwargs)
-                loss = _loss_sum(context, batch, micro_batch, outputs, divisor, logged)
-            if leaves is not None and not leaves.checked and micro_batch.items:
-                leaves.check(loss, micro_batch)
-            strategy.backward(loss, divisor)
-        if metrics.logged:  # some by hooks of the backward, or again by a forward in it
-            taken = metrics.pop_logged(micro_batch.items)
-            logged += taken if micro_batch.items else []
-        part = loss.detach()
+            part = add_gradients(context, batch, micro_batch, divisor, logged)
         total = part if total is None else total + part
     assert total is not None
     gradients = Gradients(total, batch.items, logged)
     return strategy.finish_backward(gradients) if is_shared else gradients
+
+
+def add_gradients(
+    context: StepContext,
+    batch: Batch,
+    micro_batch: MicroBatch,
+    divisor: float,
+    logged: list[Logged],
+) -> Tensor:
+    """Run the forward and backward pass of a micro-batch; add to `logged` what it logs.
+
+    Returns:
+        Its loss summed over its items, ().
+    """
+    strategy, leaves = context.strategy, context.leaves
+    with context.autocast:
+        outputs = strategy.module(*micro_batch.args, **micro_batch.kwargs)
+        loss = _loss_sum(context, batch, micro_batch, outputs, divisor, logged)
+    if leaves is not None and not leaves.checked and micro_batch.items:
+        leaves.check(loss, micro_batch)
+    strategy.backward(loss, divisor)
+    if metrics.logged:  # some by hooks of the backward, or again by a forward in it
+        taken = metrics.pop_logged(micro_batch.items)
+        logged += taken if micro_batch.items else []
+    return loss.detach()
 
 
 def _loss_sum(
