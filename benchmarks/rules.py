@@ -41,16 +41,19 @@ class Usage(NamedTuple):
     faults: int
 
 
-def read_usage() -> Usage:
+def read_usage(device: str) -> Usage:
+    """Return what was used, once a GPU has finished what it was given."""
+    if device == "cuda":
+        torch.cuda.synchronize()
     used = getrusage(RUSAGE_SELF)
     return Usage(time.perf_counter(), used.ru_utime + used.ru_stime, used.ru_minflt)
 
 
 class Stopwatch:
-    """Measure the steps of one run; call `tick` at the start of each step."""
+    """Measure the steps of one run on a device; call `tick` at the start of each step."""
 
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
+    def __init__(self, steps: int, device: str = "cpu") -> None:
+        self.steps, self._device = steps, device
         self.total = WARM_UP_STEPS + steps + 1
         self.began = self.ended = Usage(math.nan, math.nan, 0)
         self._ticks = 0
@@ -59,9 +62,9 @@ class Stopwatch:
         ticks = self._ticks
         self._ticks = ticks + 1
         if ticks == WARM_UP_STEPS:
-            self.began = read_usage()
+            self.began = read_usage(self._device)
         elif ticks == WARM_UP_STEPS + self.steps:
-            self.ended = read_usage()
+            self.ended = read_usage(self._device)
 
     @property
     def step_us(self) -> float:

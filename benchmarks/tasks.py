@@ -5,9 +5,11 @@ classes of a spiral, noisy copies of ten images, sequences of tokens from a spar
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +33,20 @@ class Task:
     steps: int  # timed steps of one round; a few seconds
     # A different order of the data changes the final loss by up to 5%; different work, by more.
     loss_tolerance: float = 0.1
+    device: str = "cpu"
+    precision: str = "fp32"  # or bf16
+
+    def place(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a batch on the device."""
+        if self.device == "cpu":
+            return inputs, targets
+        return inputs.to(self.device, non_blocking=True), targets.to(self.device, non_blocking=True)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the context of a forward pass."""
+        if self.precision == "fp32":
+            return nullcontext()
+        return torch.autocast(self.device, torch.bfloat16)
 
 
 def spiral(rows: int) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import torch
 
-from benchmarks.intervals import ratio
+from benchmarks.intervals import Interval, ratio
 from benchmarks.run import pick
 from benchmarks.tasks import TASKS
 from surestep.doctor.rule import load_rules
@@ -66,17 +66,21 @@ class PlainLoop:
         return time.perf_counter()
 
 
-def compare(name: str, rounds: int, device: str) -> str:
-    """Return a line: the time of a watched step relative to a plain one."""
+def measure_cost(name: str, rounds: int, device: str, seconds: float) -> tuple[float, Interval]:
+    """Return the microseconds of a plain step, and the time of a watched one relative to it."""
     loop = PlainLoop(name, device)
-    steps = max(FEWEST_STEPS, round(SECONDS / loop.measure(30)))
+    steps = max(FEWEST_STEPS, round(seconds / loop.measure(30)))
     plain, watched = [], []
     for _ in range(rounds):
         plain.append(loop.measure(steps))
         watch = WatchSession(load_rules())
         watch.run(lambda: watched.append(loop.measure(steps)))
-    found = ratio(watched, plain)
-    usual = sorted(plain)[rounds // 2] * 1e6
+    return sorted(plain)[rounds // 2] * 1e6, ratio(watched, plain)
+
+
+def compare(name: str, rounds: int, device: str) -> str:
+    """Return a line: the time of a watched step relative to a plain one."""
+    usual, found = measure_cost(name, rounds, device, SECONDS)
     span = f"[{found.low:.3f}, {found.high:.3f}]"
     return f"  {name:6}{usual:10,.0f} us a step   x {found.middle:.3f} {span}"
 

@@ -36,7 +36,7 @@ class Measurement:
     step_us: float
     cpu_us: float
     faults: float  # page faults of a step
-    peak_mb: float  # memory of the process, at most
+    peak_mb: float  # memory of the process on its device, at most
     total: int  # requested steps, with warm-up
     updates: int  # steps that the optimizer counted
     reads: int
@@ -47,8 +47,16 @@ def final_loss(task: Task, trained: Trained) -> float:
     """Return the trained model's loss on the first rows of the task."""
     rows = slice(EVALUATED_BATCHES * task.batch_size)
     trained.model.eval()
+    inputs, targets = task.place(task.inputs[rows], task.targets[rows])
     with torch.no_grad():
-        return task.loss(trained.model(task.inputs[rows]), task.targets[rows]).item()
+        return task.loss(trained.model(inputs), targets).item()
+
+
+def peak_memory(device: str) -> float:
+    """Return the MiB that the process has used at most, of the GPU or of the host."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated() / 2**20
+    return getrusage(RUSAGE_SELF).ru_maxrss / 1024
 
 
 def summarize(task: Task, trained: Trained) -> Measurement:
@@ -60,7 +68,7 @@ def summarize(task: Task, trained: Trained) -> Measurement:
         step_us=trained.stopwatch.step_us,
         cpu_us=trained.stopwatch.cpu_us,
         faults=trained.stopwatch.faults,
-        peak_mb=getrusage(RUSAGE_SELF).ru_maxrss / 1024,
+        peak_mb=peak_memory(task.device),
         total=trained.stopwatch.total,
         updates=updates.pop(),
         reads=len(trained.losses),

@@ -13,8 +13,9 @@ def train(task: Task, steps: int) -> Trained:
 
     No `accelerator.accumulate`: nothing is accumulated and the context has a price.
     """
-    stopwatch, losses = Stopwatch(steps), []
-    accelerator = Accelerator(cpu=True)
+    stopwatch, losses = Stopwatch(steps, task.device), []
+    precision = "bf16" if task.precision == "bf16" else "no"
+    accelerator = Accelerator(cpu=task.device == "cpu", mixed_precision=precision)
     net = task.build()
     plain = make_optimizer(net.parameters())
     schedule = LambdaLR(plain, lambda step: lr_factor(step, stopwatch.total))
@@ -26,7 +27,8 @@ def train(task: Task, steps: int) -> Trained:
         for inputs, targets in loader:
             stopwatch.tick()
             optimizer.zero_grad()
-            loss = task.loss(model(inputs), targets)
+            with accelerator.autocast():
+                loss = task.loss(model(inputs), targets)
             accelerator.backward(loss)
             accelerator.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
             optimizer.step()

@@ -52,8 +52,9 @@ class Guard:
     """Stop the optimizer, on the device, from the first loss or norm that is not finite."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.nonfinite = torch.zeros(())
-        self.found_inf = torch.zeros(())
+        device = optimizer.param_groups[0]["params"][0].device
+        self.nonfinite = torch.zeros((), device=device)
+        self.found_inf = torch.zeros((), device=device)
         vars(optimizer).update(grad_scale=None, found_inf=self.found_inf)
 
     def watch(self, loss: Tensor, norm: Tensor) -> None:
@@ -74,9 +75,9 @@ def read(losses: list[Tensor], guard: Guard) -> float:
 def train(task: Task, steps: int) -> Trained:
     """Train with every trick for a warm-up and `steps` timed steps."""
     keep_memory()
-    stopwatch, losses, unread = Stopwatch(steps), [], []
-    model = task.build()
-    inputs, targets = task.inputs, task.targets
+    stopwatch, losses, unread = Stopwatch(steps, task.device), [], []
+    model, autocast = task.build().to(task.device), task.autocast()
+    inputs, targets = task.place(task.inputs, task.targets)  # all of the data
     parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=LR, weight_decay=WEIGHT_DECAY, fused=True)
     group = optimizer.param_groups[0]
@@ -84,9 +85,11 @@ def train(task: Task, steps: int) -> Trained:
     model.train()
     step = 0
     while step < stopwatch.total:
-        for rows in torch.randperm(len(inputs)).split(task.batch_size):
+        for rows in torch.randperm(len(inputs), device=task.device).split(task.batch_size):
             stopwatch.tick()
-            loss = task.loss(model(inputs.index_select(0, rows)), targets.index_select(0, rows))
+            with autocast:
+                outputs = model(inputs.index_select(0, rows))
+                loss = task.loss(outputs, targets.index_select(0, rows))
             loss.backward()
             norm = clip([p.grad for p in parameters if p.grad is not None])
             guard.watch(loss.detach(), norm)

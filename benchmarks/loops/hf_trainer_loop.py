@@ -51,7 +51,8 @@ def make_arguments(task: Task, total: int, folder: str) -> TrainingArguments:
         max_steps=total,
         per_device_train_batch_size=task.batch_size,
         dataloader_drop_last=True,
-        dataloader_pin_memory=False,
+        dataloader_pin_memory=task.device == "cuda",
+        bf16=task.precision == "bf16",
         optim="adamw_torch_fused" if PEER_FUSED else "adamw_torch",
         learning_rate=LR,
         weight_decay=WEIGHT_DECAY,
@@ -64,13 +65,13 @@ def make_arguments(task: Task, total: int, folder: str) -> TrainingArguments:
         report_to="none",
         disable_tqdm=True,
         remove_unused_columns=False,
-        use_cpu=True,
+        use_cpu=task.device == "cpu",
     )
 
 
 def train(task: Task, steps: int) -> Trained:
     """Train with HF Trainer for a warm-up and `steps` timed steps."""
-    stopwatch = Stopwatch(steps)
+    stopwatch = Stopwatch(steps, task.device)
     model = WithLoss(task, stopwatch)
     with tempfile.TemporaryDirectory() as folder:
         arguments = make_arguments(task, stopwatch.total, folder)

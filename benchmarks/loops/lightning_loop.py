@@ -46,10 +46,11 @@ class Module(LightningModule):
 def train(task: Task, steps: int) -> Trained:
     """Train with Lightning for a warm-up and `steps` timed steps."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    stopwatch = Stopwatch(steps)
+    stopwatch = Stopwatch(steps, task.device)
     module = Module(task, stopwatch)
     trainer = Trainer(
-        accelerator="cpu",
+        accelerator=task.device,
+        precision="bf16-mixed" if task.precision == "bf16" else "32-true",
         devices=1,
         max_epochs=-1,
         max_steps=stopwatch.total,

@@ -15,7 +15,9 @@ Loader = DataLoader[tuple[torch.Tensor, ...]]
 def make_loader(task: Task) -> Loader:
     """Shuffle the task's rows into whole batches."""
     dataset = TensorDataset(task.inputs, task.targets)
-    return DataLoader(dataset, batch_size=task.batch_size, shuffle=True, drop_last=True)
+    pin = task.device == "cuda"
+    size = task.batch_size
+    return DataLoader(dataset, batch_size=size, shuffle=True, drop_last=True, pin_memory=pin)
 
 
 def make_optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:

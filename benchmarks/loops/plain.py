@@ -19,10 +19,11 @@ from benchmarks.tasks import Task
 
 def train(task: Task, steps: int) -> Trained:
     """Train in the usual way for a warm-up and `steps` timed steps."""
-    stopwatch, losses = Stopwatch(steps), []
-    model = task.build()
+    stopwatch, losses = Stopwatch(steps, task.device), []
+    model = task.build().to(task.device)
     dataset = TensorDataset(task.inputs, task.targets)
     loader = DataLoader(dataset, batch_size=task.batch_size, shuffle=True, drop_last=True)
+    autocast = task.autocast()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=WEIGHT_DECAY)
     scheduler = LambdaLR(optimizer, lambda step: lr_factor(step, stopwatch.total))
     model.train()
@@ -30,8 +31,10 @@ def train(task: Task, steps: int) -> Trained:
     while step < stopwatch.total:
         for inputs, targets in loader:
             stopwatch.tick()
+            inputs, targets = task.place(inputs, targets)
             optimizer.zero_grad()
-            loss = task.loss(model(inputs), targets)
+            with autocast:
+                loss = task.loss(model(inputs), targets)
             loss.backward()
             clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
             optimizer.step()

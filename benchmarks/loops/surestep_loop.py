@@ -19,6 +19,8 @@ def make_config(task: Task, total: int) -> surestep.Config:
         {
             "max_steps": total,
             "batch_size": task.batch_size,
+            "device": task.device,
+            "precision": task.precision,
             "optim.name": "adamw",
             "optim.lr": LR,
             "optim.weight_decay": WEIGHT_DECAY,
@@ -39,7 +41,7 @@ def read_losses(events: Path) -> list[float]:
 
 def train(task: Task, steps: int) -> Trained:
     """Train with surestep for a warm-up and `steps` timed steps."""
-    stopwatch = Stopwatch(steps)
+    stopwatch = Stopwatch(steps, task.device)
     model = task.build()
     task_to_train = surestep.Task(
         model=model,

@@ -253,9 +253,8 @@ class Config(PluginOptions):
         default=("auto", "torch chooses by shape and type; the line below the memory names it"),
     )
     cpu_allocator: Word[Literal["auto", "huge_pages", "retain", "default"]] = option(
-        "How freed CPU memory is kept: retain keeps it in the process (glibc "
-        "malloc), huge_pages also uses huge pages, default changes nothing, "
-        "auto takes the best that the machine has.",
+        "Freed memory on a CPU: retain keeps it in the process (glibc malloc), "
+        "huge_pages also uses huge pages, auto takes the best.",
         resume=safe("it sets when freed memory is reused, not what is computed"),
     )
     num_threads: Number[Count | None] = option(
