@@ -2,10 +2,11 @@
 
     python -m benchmarks.lr_find [--grid FILE] [--held-out] [--seeds N] [--steps N] [TASK ...]
 
-Each task of `benchmarks/lr_tasks.py` is trained at 11 rates with 3 seeds, by its own options. The
-best rate has the lowest mean of the final validation loss; a run that diverged has an infinite
-loss. A rate is good if its mean is within one standard error, or 2%, of the lowest. The file keeps
-the grid, which takes about 15 minutes of one CPU core; the rest takes one or two.
+Each task of `benchmarks/lr_tasks.py`, and of `lr_held_out.py` beside it, is trained at 11 rates
+with 3 seeds, by its own options. The best rate has the lowest mean of the final validation loss; a
+run that diverged has an infinite loss. A rate is good if its mean is within one standard error, or
+2%, of the lowest. The file keeps the grid, which takes about 15 minutes of one CPU core for 16
+tasks; the rest takes one or two.
 
 Then `surestep.find_lr` measures the curves of 3 other seeds. Its own rule and those of other
 libraries suggest rates from them. Seeds do not depend on the machine, but the last digits do.
@@ -22,10 +23,12 @@ from pathlib import Path
 from typing import Any
 
 import surestep
+from benchmarks.lr_held_out import HELD_OUT
 from benchmarks.lr_rules import RULES
-from benchmarks.lr_tasks import TASKS, LrTask
+from benchmarks.lr_tasks import DEVELOPED_ON, LrTask
 from surestep.errors import NonFiniteError
 
+TASKS = {**DEVELOPED_ON, **HELD_OUT}
 RATES, SEEDS = 11, 3  # of the grid
 FIRST_SEED = 100  # of the range tests
 TOLERANCE = 0.02  # of the lowest loss
@@ -151,13 +154,13 @@ def main() -> None:
     if unknown := set(given.tasks) - set(TASKS):
         parser.error(f"{', '.join(unknown)} is not one of the tasks: {', '.join(TASKS)}")
     options = {name: vars(given)[name] for name in ("seeds", "steps") if vars(given)[name]}
-    names = given.tasks or [n for n in TASKS if given.held_out or not TASKS[n].is_held_out]
+    names = given.tasks or list(TASKS if given.held_out else DEVELOPED_ON)
     grids = load_grids(given.grid, names)
     print("| task | best | good | suggested | by seed | off the best | off the good |")
     print("|---|---|---|---|---|---|---|")
     of_rules: dict[bool, dict[str, list[Suggestion]]] = {False: {}, True: {}}
     for name in names:
-        grid, is_held_out = grids[name], TASKS[name].is_held_out
+        grid, is_held_out = grids[name], name in HELD_OUT
         found, suggestions = suggest(name, grid, **options)
         for rule, more in suggestions.items():
             of_rules[is_held_out].setdefault(rule, []).extend(more)
