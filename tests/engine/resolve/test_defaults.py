@@ -165,6 +165,10 @@ WITH_MLFLOW = replace(FACTS, extras=("mlflow",))
         ),
         ("optim.weight_decay", {}, FACTS, SPARSE, 0.01, "torch's default"),
         ("optim.weight_decay", {"optim.name": "lbfgs"}, FACTS, GIVEN, None, "lbfgs has none"),
+        (
+            *("optim.weight_decay", {"optim.name": "lbfgs", "optim.weight_decay": 0.0}),
+            *(FACTS, GIVEN, None, "lbfgs has none"),
+        ),
         ("optim.lr", {"optim.name": "adadelta"}, FACTS, GIVEN, 1.0, "torch's default"),
         ("optim.implementation", MUON, FACTS, HIDDEN, "for_loop", "the only one of muon"),
         ("optim.implementation", {"optim.name": "sgd"}, GPU, SPARSE, "for_loop", "the gradient of"),

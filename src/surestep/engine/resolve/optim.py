@@ -102,10 +102,10 @@ def lr(ctx: PlanContext) -> Decision:
     if ctx.task_info.own_optimizer:
         return None, "the Task's optimizer's own"
     if ctx.option == "optim.weight_decay":
-        if ctx.is_set("optim.weight_decay") and not _decays(ctx):
+        if ctx.get("optim.weight_decay") and not _decays(ctx):
             ctx.reject(
                 f"optim.weight_decay={ctx.get('optim.weight_decay')!r}, but {chosen} has no weight "
-                "decay. Leave it out, or use optim.name='adamw'."
+                "decay. Set optim.weight_decay=0, or use optim.name='adamw'."
             )
         if not optimizer_info(chosen).decays:
             return None, f"{chosen} has none"
