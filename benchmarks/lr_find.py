@@ -8,8 +8,9 @@ run that diverged has an infinite loss. A rate is good if its mean is within one
 2%, of the lowest. The file keeps the grid, which takes about 15 minutes of one CPU core for 16
 tasks; the rest takes one or two.
 
-Then `surestep.find_lr` measures the curves of 3 other seeds. Its own rule and those of other
-libraries suggest rates from them. Seeds do not depend on the machine, but the last digits do.
+Then `surestep.find_lr` suggests a rate, with another seed. Its rule for the range test alone and
+those of other libraries suggest rates from the curve. Seeds do not depend on the machine, but the
+last digits do.
 """
 
 import argparse
@@ -121,7 +122,7 @@ def suggest(
     found = surestep.find_lr(TASKS[name].make(), config, **options)
     rates = {
         "surestep": [found.lr],
-        "surestep, one seed": found.by_seed,
+        "surestep, range test alone": found.by_seed,
         **{
             rule: [suggest_rate(curve.rates, curve.losses) for curve in found.curves]
             for rule, suggest_rate in RULES.items()
@@ -156,7 +157,7 @@ def main() -> None:
     options = {name: vars(given)[name] for name in ("seeds", "steps") if vars(given)[name]}
     names = given.tasks or list(TASKS if given.held_out else DEVELOPED_ON)
     grids = load_grids(given.grid, names)
-    print("| task | best | good | suggested | by seed | off the best | off the good |")
+    print("| task | best | good | suggested | range test alone | off the best | off the good |")
     print("|---|---|---|---|---|---|---|")
     of_rules: dict[bool, dict[str, list[Suggestion]]] = {False: {}, True: {}}
     for name in names:
@@ -166,11 +167,11 @@ def main() -> None:
             of_rules[is_held_out].setdefault(rule, []).extend(more)
         ours = suggestions["surestep"][0]
         good = grid.good()
-        spread = f"{found.spread[0]:.2g} to {found.spread[1]:.2g}" if found.spread else "none"
+        alone = " and ".join("none" if lr is None else f"{lr:.2g}" for lr in found.by_seed)
         print(
             f"| {name}{' (held out)' if is_held_out else ''} | {grid.best:.2g} "
             f"| {min(good):.2g} to {max(good):.2g} | {found.lr or math.nan:.2g} "
-            f"| {spread} | {ours.factor([grid.best]):.1f} "
+            f"| {alone} | {ours.factor([grid.best]):.1f} "
             f"| {ours.factor(good):.1f} |",
             flush=True,
         )

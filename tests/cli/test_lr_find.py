@@ -8,6 +8,7 @@ import pytest
 
 from surestep.cli import lr_find
 from surestep.engine.distributed.launcher_env import LaunchInfo
+from surestep.engine.schedule.compare_rates import RateTraining
 from surestep.record.run import Run
 from surestep.trainer.find_lr import LrRangeTest, RangeCurve
 from tests.forked import run_forked
@@ -52,8 +53,12 @@ def test_rate_is_drawn_printed_and_typed_next(surestep, recipe, folder):
     words = ("lr-find", recipe(RECIPE), "--batch-size", "8", "--optim.lr", "9")
     answer = surestep(*words, "--seeds", "2", "--steps", "100")
     assert answer.code == 0, answer.err
+    assert answer.err.startswith(
+        "Range tests with 2 seeds, of 100 steps each, then short trainings."
+    )
     assert answer.err.count("Range test with seed") == 2
-    lr = re.search(r"Suggestion: (\S+) \(", answer.out)[1]
+    assert answer.err.count("Training of 16 steps at a rate of ") >= 3
+    lr = re.search(r"Suggestion: (\S+), ", answer.out)[1]
     assert f"Next: surestep train mine.py --batch-size 8 --optim.lr {lr}" in answer.out
     for text in ("loss over the learning rate", "seed 1: ", "0.0001", f"suggestion: {lr}"):
         assert text in answer.out
@@ -61,16 +66,19 @@ def test_rate_is_drawn_printed_and_typed_next(surestep, recipe, folder):
     assert {path.name for path in folder.iterdir()} <= {"mine.py", "__pycache__"}
 
 
-@pytest.mark.parametrize(
-    ("spread", "alone"),
-    [((0.01, 0.02), "each seed alone: 0.01 to 0.02"), (None, "no seed alone shows one")],
-)
-def test_suggestion_of_seeds_together_is_shown_beside_those_of_each(capsys, spread, alone):
+def test_short_trainings_are_listed_by_rising_rate(capsys):
     curve = RangeCurve([0.01, 0.1, 1.0], [2.0, 1.0, 3.0])
-    why = "half the rate"
-    found = LrRangeTest("sgd", "optim.lr", 0.05, spread, why, (0,), (None,), (curve,))
+    trainings = (RateTraining(0.3, (1.5, float("inf"))), RateTraining(0.1, (2.25, 2.0)))
+    found = LrRangeTest(
+        *("sgd", "optim.lr", 0.05, None, "half the rate", (0, 1), (None, None), (curve, curve)),
+        trainings,
+    )
     lr_find._print(found, ["mine.py"])
-    assert f"Suggestion: 0.05 ({alone}), half the rate." in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "Suggestion: 0.05, half the rate." in printed
+    rows = [re.findall(r"[\d.]+|diverged", line) for line in printed.splitlines() if "│ " in line]
+    assert rows[-2:] == [["0.1", "2.25", "2"], ["0.3", "1.5", "diverged"]]
+    assert "loss of seed 1" in printed
 
 
 def test_json_has_the_curves(surestep, recipe, folder):
@@ -79,7 +87,8 @@ def test_json_has_the_curves(surestep, recipe, folder):
     assert (found["option"], found["optimizer"], found["seeds"]) == ("optim.lr", "sgd", [0])
     (curve,) = found["curves"]
     assert len(curve["rates"]) == len(curve["losses"])
-    assert found["lr"] == float(f"{found['by_seed'][0]:.2g}")
+    assert {len(training["losses"]) for training in found["trainings"]} == {1}
+    assert 0.2 < found["lr"] / found["trainings"][0]["lr"] < 100
 
 
 def test_exit_code_is_1_if_the_curves_say_nothing(surestep, recipe):

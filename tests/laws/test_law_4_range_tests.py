@@ -45,12 +45,12 @@ class Net(nn.Module):
         return self.layers(x) + 1e-3 * (shift + np.random.normal() + random.gauss(0, 1))
 
 
-def make_task(model=None):
+def make_task(model=None, **more):
     torch.manual_seed(0)
     data = DataLoader(
         Noisy(), batch_size=8, shuffle=True, generator=torch.Generator().manual_seed(6)
     )
-    return surestep.Task(Net() if model is None else model, loss="mse", train=data)
+    return surestep.Task(Net() if model is None else model, loss="mse", train=data, **more)
 
 
 def config_of(**options):
@@ -77,6 +77,7 @@ def read_all(task):
         "modes": [module.training for module in model.modules()],
         "requires_grad": [parameter.requires_grad for parameter in model.parameters()],
         "own": (model.rng.getstate(), model.own.get_state().tolist()),
+        "val": None if task.val is None else task.val.noise.bit_generator.state,
         "data": (data.dataset.noise.bit_generator.state, data.generator.get_state().tolist()),
         "torch": torch.get_rng_state().tolist(),
         "python": random.getstate(),
@@ -85,7 +86,7 @@ def read_all(task):
 
 
 def check_nothing_changed(folder):
-    task = make_task()
+    task = make_task(val=Noisy())
     task.model(torch.ones(2, 4)).sum().backward()  # has gradients, and buffers that moved
     task.model.layers[3].eval()
     task.model.layers[0].bias.requires_grad_(False)
@@ -94,8 +95,9 @@ def check_nothing_changed(folder):
     seed_all()
     for draw in (random.gauss, np.random.normal):
         draw(0, 1)
-    found = surestep.find_lr(task, config_of(optim="sgd"), seeds=1, steps=20)
+    found = surestep.find_lr(task, config_of(optim="sgd"), seeds=1, steps=100)
     assert len(found.curves[0].losses) > 10
+    assert len(found.trainings) >= 3
     state = random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()
     seed_all()
     after = read_all(task)

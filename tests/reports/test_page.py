@@ -447,6 +447,7 @@ def range_tests(**more):
     losses = [[2.0, 1.5, 1.0], [2.0, 1.0, None]]
     curves = [{"rates": [0.01, 0.1, 1.0], "losses": values} for values in losses]
     found = {"option": "optim.lr", "lr": 0.05, "why": "by the fall", "seeds": [0, 1]}
+    found["trainings"] = [{"lr": 0.03, "losses": [1.5, None]}]
     return {"event": "lr_find", "time": 1.0, **found, "curves": curves, **more}
 
 
@@ -461,6 +462,10 @@ def test_page_shows_the_range_tests(browser, show):
     assert lines == [3, 2]
     assert "the line is optim.lr = 0.05" in texts(browser, f"{section} figcaption")[0]
     assert texts(browser, f"{section} p") == [HOSTILE]
+    assert texts(browser, f"{section} .legend span") == ["seed 0", "seed 1"]
+    assert texts(browser, f"{section} tbody tr > *") == ["0.03", "1.5", "diverged"]
+    wide = f"return document.querySelector('{section} svg').clientWidth"
+    assert browser.run(wide) > 0.9 * browser.run(wide.replace(" svg", ""))
     assert {"0.01", "1"} <= set(texts(browser, f"{section} text"))
 
 

@@ -12,7 +12,14 @@ def test_last_search_of_a_run_is_shown():
     events = [{**EVENT, "lr": 1.0, "curves": [CURVE]}, {**EVENT, "curves": [CURVE]}, {"event": "x"}]
     found = describe_range_tests(events)
     assert (found["lr"], found["seeds"], found["curves"]) == (0.05, [3], [CURVE])
+    assert found["trainings"] == []
     assert describe_range_tests([{"event": "x"}]) is None
+
+
+def test_short_trainings_are_shown_by_rising_rate():
+    trainings = [{"lr": lr, "losses": [None, 1.0]} for lr in (0.3, 0.1)]
+    found = describe_range_tests([{**EVENT, "curves": [CURVE], "trainings": trainings}])
+    assert found["trainings"] == trainings[::-1]
 
 
 @pytest.mark.parametrize(
@@ -25,6 +32,7 @@ def test_last_search_of_a_run_is_shown():
         {"curves": [{"rates": [-1.0], "losses": [1.0]}]},
         {"curves": [CURVE], "lr": "fast"},
         {"curves": [CURVE], "seeds": None},
+        {"curves": [CURVE], "trainings": [{"lr": "x", "losses": [1.0]}]},
     ],
 )
 def test_event_of_another_shape_is_left_out(more):

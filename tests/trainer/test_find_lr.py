@@ -1,6 +1,9 @@
 """`find_lr()` and optim.lr="find": they measure the user's own steps, and change nothing."""
 
+import copy
+import math
 import shutil
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from types import SimpleNamespace
@@ -67,12 +70,140 @@ def test_range_test_takes_steps_that_run_out_of_memory_again():
     assert Limited.ran_out >= 2  # in the first batch, and in a step
 
 
-def test_rate_that_never_falls_is_half_the_peak_of_one_that_does():
-    lrs = [
-        surestep.find_lr(make_line(), config_of(optim="sgd", schedule=name), seeds=1, steps=100).lr
-        for name in ("constant", "cosine")
+@pytest.mark.parametrize("has_val", [True, False])
+def test_short_trainings_are_those_of_plain_torch_with_the_schedule_compressed(has_val):
+    val = (torch.ones(30, 4), torch.zeros(30, 1))
+    task = make_line(**({"val": val} if has_val else {}))
+    config = surestep.Config(
+        max_steps=200,
+        batch_size=8,
+        logging={"progress": "quiet"},
+        max_grad_norm=None,
+        optim="sgd",
+        schedule={"name": "linear", "warmup": "10%"},
+    ).replace_options({"data.shuffle": False})
+    found = surestep.find_lr(task, config, seeds=1, steps=100)
+    x, y = task.train
+    assert 3 <= len(found.trainings) <= 5
+    for training in found.trainings:
+        model, losses = copy.deepcopy(task.model), []
+        for number in range(100):
+            at, taken = number % 6 * 8, 2 * number
+            loss = nn.functional.mse_loss(model(x[at : at + 8]), y[at : at + 8])
+            losses.append(loss.item())
+            model.zero_grad()
+            loss.backward()
+            factor = (1 + 19 * taken / 20) / 20 if taken < 20 else 1 - (taken - 20) / 180
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= training.lr * factor * parameter.grad
+        with torch.no_grad():
+            measured = nn.functional.mse_loss(model(val[0]), val[1]).item()
+        expected = measured if has_val else sum(losses[-20:]) / 20
+        if expected > 1e3:
+            assert training.losses == (math.inf,)
+        else:
+            assert training.losses[0] == pytest.approx(expected, rel=1e-4)
+    assert sum(map(math.isfinite, (training.losses[0] for training in found.trainings))) >= 2
+
+
+def test_short_trainings_use_the_schedule_of_the_task_and_range_tests_do_not():
+    def schedule(steps_taken, total):
+        return 0.0 if steps_taken >= total // 2 else 1.0
+
+    found = [
+        surestep.find_lr(make_line(**more), config_of(optim="sgd", **options), **SHORT)
+        for more, options in (
+            ({}, {"schedule": "constant"}),
+            ({"schedule": schedule}, {}),
+        )
     ]
-    assert lrs[0] == pytest.approx(lrs[1] / 2)
+    assert found[0].curves == found[1].curves
+    planned = plan_task(make_line(schedule=schedule), config_of(optim="sgd"))
+    assert home.list_factors(planned, planned.plan, 4) == [1, 1, 0, 0]
+    assert home.list_factors(planned, planned.plan, 100) == [1, 1, 1, 0, 0, 0]
+
+
+def test_first_of_several_validation_sets_is_compared():
+    x, y = make_line().train
+    options = {"name": "sgd", "lr": 0.01}
+    one, several = (
+        surestep.find_lr(make_line(val=val), config_of(optim=options), seeds=1, steps=100)
+        for val in ((x, y), {"first": (x, y), "second": (x, 1e3 + y)})
+    )
+    assert one.trainings == several.trainings != ()
+
+
+def test_validation_is_limited_to_as_many_batches_as_the_training_has_steps():
+    seen = set()
+
+    class Counted(torch.utils.data.Dataset):
+        def __len__(self):
+            return 1000
+
+        def __getitem__(self, index):
+            seen.add(index)
+            return torch.ones(4), torch.ones(1)
+
+    config = config_of(optim="sgd").replace_options({"validation.batch_size": 8})
+    found = surestep.find_lr(make_line(val=Counted()), config, seeds=1, steps=100)
+    assert found.trainings
+    assert len(seen) < 100  # the training has 6 steps
+
+
+def test_all_short_trainings_that_diverge_show_no_rate(monkeypatch):
+    lost = range_test.TrainingEnd(float("inf"), fell=False)
+    monkeypatch.setattr(home, "measure_end", lambda *_: lost)
+    found = surestep.find_lr(make_line(), config_of(optim="sgd"), seeds=2, steps=100)
+    assert found.lr is None
+    assert found.why == "all 5 short trainings diverged; test lower rates"
+    assert found.as_json()["trainings"][0] == {"lr": found.trainings[0].lr, "losses": [None, None]}
+
+
+@pytest.mark.parametrize("fell", [True, False])
+def test_loss_that_falls_in_no_range_test_must_fall_in_a_short_training(monkeypatch, fell):
+    rates = RateRange(1e-7, 10.0, 100).list_rates()
+    curve = home.RangeCurve(
+        rates[:80], [*(2.0 + 0.1 * (-1) ** step for step in range(79)), float("nan")]
+    )
+    ends = iter(range_test.TrainingEnd(loss, fell) for loss in (2.0, 3.0, 3.0))
+    monkeypatch.setattr(home, "measure_curve", lambda *_: curve)
+    monkeypatch.setattr(home, "measure_end", lambda *_: next(ends))
+    found = surestep.find_lr(make_line(), config_of(optim="sgd"), seeds=1, steps=100)
+    assert len(found.trainings) == 3
+    if fell:
+        assert found.lr == pytest.approx(rates[78] / 10, rel=0.05)
+    else:
+        assert (found.lr, found.why[:23]) == (None, "the curves show no rate")
+
+
+def test_steps_of_a_range_test_are_reported_by_nothing(monkeypatch):
+    logs = []
+    closing = range_test._closing_steps
+
+    @contextmanager
+    def keep_log(loop):
+        logs.append(loop.log)
+        with closing(loop) as steps:
+            yield steps
+
+    monkeypatch.setattr(range_test, "_closing_steps", keep_log)
+    surestep.find_lr(make_line(), config_of(optim="sgd"), **SHORT)
+    assert [log.pending for log in logs] == [[]] * len(logs)
+    assert logs
+
+
+def test_range_test_keeps_no_average_of_the_weights(monkeypatch):
+    kinds = []
+    make = range_test._make_plan
+
+    def make_plan(*words):
+        kinds.append(make(*words).average.kind)
+        return make(*words)
+
+    monkeypatch.setattr(range_test, "_make_plan", make_plan)
+    surestep.find_lr(make_line(), config_of(optim="sgd", average="ema"), **SHORT)
+    assert set(kinds) == {"none"}
 
 
 def train(task, folder, **options):
@@ -242,7 +373,14 @@ def test_one_of_several_optimizers_is_measured_and_others_keep_theirs(monkeypatc
             "sets the learning rate of every parameter.*lr=10x",
         ),
         (make_line, {}, {"steps": 5}, "steps=5 is not a number of steps"),
+        (make_line, {}, {"steps": "many"}, "steps='many' is not a number of steps"),
+        (make_line, {}, {"steps": 50.0}, "steps=50.0 is not a number of steps"),
         (make_line, {}, {"seeds": 0}, "seeds=0 is not a number of range tests"),
+        (make_line, {}, {"seeds": True}, "seeds=True is not a number of range tests"),
+        (make_line, {}, {"lowest": "a"}, "lowest='a' and highest=10.0 are not a range"),
+        (make_line, {}, {"highest": None}, "highest=None are not a range"),
+        (make_line, {}, {"lowest": True}, "lowest=True and highest=10.0 are not a range"),
+        (make_line, {}, {"optimizer": 3}, "There is no optimizer 3"),
         (make_line, {}, {"lowest": 1, "highest": 0.1}, "not a range of learning rates"),
     ],
 )

@@ -8,6 +8,7 @@ import shutil
 import sys
 from dataclasses import dataclass, fields
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,12 +29,12 @@ _SIZE = (100, 16)  # characters and lines of the chart, where there is no termin
 
 @dataclass(frozen=True)
 class Options(CommandOptions):
-    """Measure which learning rate to train a recipe with, by range tests.
+    """Measure which learning rate to train a recipe with, by a range test and short trainings.
 
     Attributes:
         optimizer: Which rate to measure, if there are several optimizers.
-        seeds: Number of range tests, each with a different order of the data.
-        steps: Number of steps of a range test.
+        seeds: Number of seeds: range tests, and trainings at each rate.
+        steps: Number of steps of a range test, and of a short training.
         lowest: Learning rate of the first step.
         highest: Learning rate of the last step.
         plot: Plot the curves to this file.
@@ -42,8 +43,8 @@ class Options(CommandOptions):
     """
 
     optimizer: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
-    seeds: int = 3
-    steps: int = 400
+    seeds: int = 1
+    steps: int = 200
     lowest: float = 1e-7
     highest: float = 10.0
     plot: Annotated[str | None, tyro.conf.arg(metavar="FILE.png")] = None
@@ -57,7 +58,7 @@ class Options(CommandOptions):
 
 
 def run(words: list[str]) -> int:
-    """Measure the curves; draw them, and print the rate and what to type next."""
+    """Measure; draw the curves, and print the rate and what to type next."""
     call, own = read_command_line("lr-find", words, Options)
     if own.nproc is not None:
         return launch(own.nproc, ["lr-find", *words])
@@ -106,6 +107,9 @@ def _print(found: LrRangeTest, words: list[str]) -> None:
     ]
     title = f"Learning rate of {found.optimizer}"
     show.print_table(title, ("seed", "steps", "up to", "suggests"), rows)
+    if found.trainings:
+        head = ("rate", *(f"loss of seed {seed}" for seed in found.seeds))
+        show.print_table("Short trainings", head, _list_trainings(found))
     if found.starts_alike and len(found.seeds) > 1:
         print_escaped(
             "The model is built already, so all seeds start from the same weights: they differ in "
@@ -114,12 +118,16 @@ def _print(found: LrRangeTest, words: list[str]) -> None:
     if found.lr is None:
         print_escaped(f"{found.why[0].upper()}{found.why[1:]}.", file=sys.stderr)
         return
-    alone = "no seed alone shows one"
-    if found.spread is not None:
-        low, high = found.spread
-        alone = f"each seed alone: {low:.2g} to {high:.2g}"
-    print_escaped(f"Suggestion: {found.lr:.2g} ({alone}), {found.why}.")
+    print_escaped(f"Suggestion: {found.lr:.2g}, {found.why}.")
     print_escaped(_next_step(found, words))
+
+
+def _list_trainings(found: LrRangeTest) -> list[tuple[str, ...]]:
+    """Return the rate and the losses of each short training, by rising rate."""
+    return [
+        (f"{one.lr:.2g}", *("diverged" if loss == inf else f"{loss:.4g}" for loss in one.losses))
+        for one in sorted(found.trainings, key=lambda one: one.lr)
+    ]
 
 
 def _next_step(found: LrRangeTest, words: list[str]) -> str:

@@ -168,7 +168,8 @@ LR_FIND = adapter(
             "curves": list_of[
                 _open({"rates": list_of[Positive], "losses": list_of[Finite | None]})
             ],
-        }
+        },
+        {"trainings": list_of[_open({"lr": Positive, "losses": list_of[Finite | None]})]},
     )
 )
 _NUMBERS_AT_END = {

@@ -14,11 +14,12 @@ _START = 10  # steps, whose mean loss is that of the start
 
 
 def describe_range_tests(events: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return the curves of the last search for a learning rate; None if the run made none.
+    """Return what the last search for a learning rate measured; None if the run made none.
 
     Returns:
         "option", "lr", "why", "seeds", "curves" with "rates" and "losses", and "range": the losses
-        at both ends of the axis. A loss that is not finite is None.
+        at both ends of the axis. "trainings" has the "lr" and "losses" of short trainings, by
+        rising rate. A loss that is not finite is None.
     """
     found = None
     for event in events:
@@ -38,6 +39,13 @@ def describe_range_tests(events: Iterable[Mapping[str, Any]]) -> dict[str, Any] 
         "seeds": found["seeds"][:_MOST],
         "curves": curves,
         "range": find_range([curve["losses"] for curve in curves]),
+        "trainings": sorted(
+            (
+                {"lr": training["lr"], "losses": training["losses"][:_MOST]}
+                for training in found.get("trainings", [])[:_MOST]
+            ),
+            key=lambda training: training["lr"],
+        ),
     }
 
 

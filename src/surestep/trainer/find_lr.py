@@ -1,9 +1,9 @@
-"""Find a learning rate by range tests of several seeds: alone, or at the start of a run."""
+"""Find a learning rate by range tests and short trainings: alone, or at the start of a run."""
 
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -19,10 +19,14 @@ from surestep.engine.distributed.communicator import Communicator
 from surestep.engine.distributed.hang_monitor import GroupTimeouts
 from surestep.engine.distributed.process_group import join_process_group
 from surestep.engine.model.precision import torch_settings
+from surestep.engine.plan.fitting import FoundSize
+from surestep.engine.plan.plan import Plan
 from surestep.engine.plan.system import read_system
 from surestep.engine.resolve.optim import without_find
 from surestep.engine.resolve.resolver import resolve_device
 from surestep.engine.rng import preserve_all_rng
+from surestep.engine.schedule.compare_rates import RateTraining, next_rate, suggest_trained
+from surestep.engine.schedule.lr import PlateauState, make_lr_factor
 from surestep.engine.schedule.suggest_lr import RangeCurve, suggest_lr
 from surestep.engine.task.task import Task
 from surestep.record.run_writer import RunWriter
@@ -34,28 +38,32 @@ from surestep.trainer.range_test import (
     MeasuredRate,
     RateRange,
     choose_rate,
+    is_count,
     measure_curve,
+    measure_end,
 )
 from surestep.trainer.rank_consistency import check_same_setup
 from surestep.trainer.rank_zero import run_on_rank_zero
 from surestep.trainer.resume import Resume
 
-SEEDS = 3
+SEEDS = 1
 
 
 @dataclass(frozen=True)
 class LrRangeTest:
-    """What range tests of several seeds measured, and the learning rate that they suggest.
+    """What range tests and short trainings measured, and the learning rate that they suggest.
 
     Attributes:
         optimizer: whose rate it is.
         option: which sets it, such as "optim.lr"; "" if the Task does, in `Task(optimizers=)`.
         lr: the rate, with two digits; None if the curves do not show one.
-        spread: the lowest and the highest rate that one seed suggests; None if none does.
-        why: how the rate follows from the curves, or why there is none.
-        seeds: of the range tests.
-        by_seed: the rate that each seed suggests; None where it shows none.
+        spread: the lowest and the highest rate that the curve of one seed suggests; None if none
+            does.
+        why: how the rate follows from what was measured, or why there is none.
+        seeds: of the range tests and the trainings.
+        by_seed: the rate that the curve of each seed suggests; None where it shows none.
         curves: the rates of each seed, and the loss before the step with each.
+        trainings: short trainings at the rates around what the curves suggest, in their order.
         starts_alike: all seeds start from the weights of a model that is built already.
     """
 
@@ -67,13 +75,15 @@ class LrRangeTest:
     seeds: tuple[int, ...]
     by_seed: tuple[float | None, ...]
     curves: tuple[RangeCurve, ...] = field(repr=False)
+    trainings: tuple[RateTraining, ...] = field(default=(), repr=False)
     starts_alike: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON can hold it; a loss that is not finite is None."""
         values = asdict(self)
-        for curve in values["curves"]:
-            curve["losses"] = [one if math.isfinite(one) else None for one in curve["losses"]]
+        for measured in (*values["curves"], *values["trainings"]):
+            losses = measured["losses"]
+            measured["losses"] = [one if math.isfinite(one) else None for one in losses]
         return values
 
 
@@ -86,29 +96,30 @@ def find_lr(
     seeds: int = SEEDS,
     lowest: float = 1e-7,
     highest: float = 10.0,
-    steps: int = 400,
+    steps: int = 200,
     notify: Callable[[str], object] | None = None,
 ) -> LrRangeTest:
-    """Measure which learning rate to train a Task with, by a range test of each seed.
+    """Measure which learning rate to train a Task with, by a range test and short trainings.
 
-    A range test takes real steps while the rate rises exponentially, until the loss diverges. The
-    model, the generators and all else are restored: training afterwards is bitwise the same.
+    A range test takes real steps while the rate rises exponentially, until the loss diverges. Three
+    to five short trainings with the schedule of the run, at rates around what it suggests, follow.
+    The model, the generators and all else are restored: training afterwards is bitwise the same.
     Nothing is written.
 
     Args:
         task: what to train.
-        config: the options of the run. Its length does not matter, and of its schedule only whether
-            it is constant.
+        config: the options of the run.
         optimizer: which rate to measure, if there are several.
-        seeds: number of range tests. The first has the seed of the config; each other one has a
-            different order of the data, and different first weights if a function builds the model.
-        lowest: rate of the first step.
+        seeds: number of range tests, and of trainings at each rate. The first has the seed of the
+            config; each other one has a different order of the data, and different first weights if
+            a function builds the model.
+        lowest: rate of the first step of a range test.
         highest: rate of the last step.
-        steps: of one range test.
-        notify: is called with a line after each range test.
+        steps: of one range test, and of a short training unless the run is shorter.
+        notify: is called with a line before and after each range test, and after each training.
 
     Returns:
-        The rate, its spread and the curves; `lr` is None if the curves do not show one.
+        The rate and what was measured; `lr` is None if it shows no rate.
 
     Raises:
         ConfigError, TaskError, DataError: an option is invalid, or the task does not fit together.
@@ -126,8 +137,8 @@ def find_lr(
     """
     check_arguments(task, config, None, (), ())
     rates = RateRange(lowest, highest, steps)
-    if not isinstance(seeds, int) or seeds < 1:
-        raise ConfigError(f"seeds={seeds} is not a number of range tests. Set 1 or more.")
+    if not is_count(seeds) or seeds < 1:
+        raise ConfigError(f"seeds={seeds!r} is not a number of range tests. Set 1 or more.")
     config, system = without_find(config), read_system()
     with ExitStack() as stack:
         stack.enter_context(preserve_all_rng(resolve_device(config, system)))
@@ -229,37 +240,63 @@ def _search(
     world: Communicator,
     notify: Callable[[str], object] | None,
 ) -> LrRangeTest:
-    """Measure the curve of each seed, and suggest a rate."""
+    """Measure the curve of each seed, train shortly at the rates around it, and suggest one."""
     numbers = tuple(planned.plan.seed + number for number in range(seeds))
+    show = notify or (lambda text: None)
+    count = "one seed" if seeds == 1 else f"{seeds} seeds"
+    show(f"Range tests with {count}, of {rates.steps} steps each, then short trainings.")
     sizes = find_start_on_ranks(world, planned, origin) if planned.fits else {}
     curves = []
-    for seed, of_seed in zip(numbers, _plan_seeds(planned, numbers), strict=True):
-        of_seed = of_seed.start_with(**sizes) if sizes else of_seed
-        curves.append(measure_curve(of_seed, rate, rates, world))
-        if notify is not None:
-            notify(_describe(seed, curves[-1], rates))
+    for seed, of_seed in zip(numbers, _plan_seeds(planned, numbers, sizes), strict=True):
+        curves.append(measure_curve(of_seed, rate, rates.list_rates(), world))
+        show(_describe(seed, curves[-1], rates))
     plan = planned.plan.optimizers.get(rate.key) or planned.plan
     found = suggest_lr(curves, is_constant=plan.schedule.name == "constant")
+    factors, trainings, fell = list_factors(planned, plan, rates.steps), list[RateTraining](), False
+    while found.start is not None and (lr := next_rate(trainings, found.start)) is not None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the range tests warned
+            ends = [
+                measure_end(of_seed, rate, [lr * factor for factor in factors], world)
+                for of_seed in _plan_seeds(planned, numbers, sizes)
+            ]
+        trainings.append(RateTraining(lr, tuple(end.loss for end in ends)))
+        fell = fell or any(end.fell for end in ends)
+        show(_describe_training(trainings[-1], len(factors)))
+    lr, why = None, found.why
+    if found.lr is not None or fell:
+        lr, why = suggest_trained(trainings, len(factors), planned.plan.total_steps)
     return LrRangeTest(
         rate.optimizer,
         rate.option,
-        None if found.lr is None else float(f"{found.lr:.2g}"),  # as it is printed and typed
+        None if lr is None else float(f"{lr:.2g}"),  # as it is printed and typed
         found.spread,
-        found.why,
+        why,
         numbers,
-        tuple(found.by_seed),
+        found.by_seed,
         tuple(curves),
+        tuple(trainings),
         isinstance(planned.task.model, nn.Module),
     )
 
 
-def _plan_seeds(planned: PreparedTask, seeds: Sequence[int]) -> Iterator[PreparedTask]:
+def list_factors(planned: PreparedTask, plan: Plan, most: int) -> list[float]:
+    """Return the factors of the schedule of the run, compressed to at most so many steps."""
+    total = planned.plan.total_steps
+    steps = min(most, total)
+    factor_at = make_lr_factor(plan.schedule, PlateauState(), planned.task.schedule)
+    return [factor_at(number * total // steps) for number in range(steps)]
+
+
+def _plan_seeds(
+    planned: PreparedTask, seeds: Sequence[int], sizes: Mapping[str, FoundSize]
+) -> Iterator[PreparedTask]:
     """Yield the task as it is planned with each seed, one after another."""
     for number, seed in enumerate(seeds):
         with _warn_once(number):
             config = planned.config.replace_options({"seed": seed})
             of_seed = plan_task(planned.task, config, system=planned.system)
-        yield of_seed
+        yield of_seed.start_with(**sizes) if sizes else of_seed
 
 
 @contextmanager
@@ -276,3 +313,8 @@ def _describe(seed: int, curve: RangeCurve, rates: RateRange) -> str:
     if len(losses) == rates.steps and math.isfinite(losses[-1]):
         return f"{steps}, up to a rate of {curve.rates[-1]:.3g}."
     return f"{steps}, until the loss diverged at a rate of {curve.rates[-1]:.3g}."
+
+
+def _describe_training(training: RateTraining, steps: int) -> str:
+    ends = ["it diverged" if math.isinf(loss) else f"loss {loss:.4g}" for loss in training.losses]
+    return f"Training of {steps} steps at a rate of {training.lr:.2g}: {', '.join(ends)}."

@@ -8,11 +8,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from surestep.base.errors import ConfigError, NonFiniteError, suggest_names
+from surestep.engine.data.batch_loader import make_loader
 from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.optim.build import CombinedOptimizer
 from surestep.engine.optim.multi import arrange_groups
@@ -22,15 +23,18 @@ from surestep.engine.plan.fitting import SizesByStep
 from surestep.engine.plan.plan import Plan
 from surestep.engine.resolve.data import why_not_split
 from surestep.engine.resolve.optim import FOLLOWS_LR, why_not_measured
+from surestep.engine.schedule.compare_rates import average_end
 from surestep.engine.schedule.registry import ScheduleSpec
-from surestep.engine.schedule.suggest_lr import RangeCurve
+from surestep.engine.schedule.suggest_lr import RangeCurve, has_fallen
 from surestep.engine.state.state import WHOLE, State
 from surestep.engine.step.fitted_steps import FittedSteps
 from surestep.engine.step.loop import Loop
 from surestep.engine.step.part import Functions
 from surestep.engine.step.train_step import StepResult
+from surestep.engine.value import number
 from surestep.record.pretrained import load_init_weights
 from surestep.trainer.build import BuiltLoop, build
+from surestep.trainer.evaluator import Evaluator
 from surestep.trainer.planning import PreparedTask
 from surestep.trainer.rank_consistency import check_same_weights
 from surestep.trainer.task_snapshot import preserve_task
@@ -66,25 +70,35 @@ class RateRange:
 
     lowest: float = 1e-7
     highest: float = 10.0
-    steps: int = 400
+    steps: int = 200
 
     def __post_init__(self) -> None:
-        if not 0 < self.lowest < self.highest < math.inf:
+        ends = (self.lowest, self.highest)
+        if not all(map(_is_number, ends)) or not 0 < self.lowest < self.highest < math.inf:
             raise ConfigError(
-                f"lowest={self.lowest} and highest={self.highest} are not a range of learning "
+                f"lowest={self.lowest!r} and highest={self.highest!r} are not a range of learning "
                 "rates. Set two numbers above 0, the lower one first, such as lowest=1e-7 and "
                 "highest=10."
             )
-        if not isinstance(self.steps, int) or self.steps < _FEWEST:
+        if not is_count(self.steps) or self.steps < _FEWEST:
             raise ConfigError(
-                f"steps={self.steps} is not a number of steps in which the loss falls and rises. "
-                f"Set {_FEWEST} or more; the default is 400."
+                f"steps={self.steps!r} is not a number of steps in which the loss falls and rises. "
+                f"Set {_FEWEST} or more; the default is 200."
             )
 
     def list_rates(self) -> list[float]:
         """Return the rates, each the one before times a constant."""
         ratio = (self.highest / self.lowest) ** (1 / (self.steps - 1))
         return [self.lowest * ratio**number for number in range(self.steps)]
+
+
+def is_count(value: object) -> bool:
+    """Return whether a value is a whole number; True and False are not."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return is_count(value) or isinstance(value, float)
 
 
 def choose_rate(planned: PreparedTask, optimizer: str | None) -> MeasuredRate:
@@ -108,7 +122,8 @@ def choose_rate(planned: PreparedTask, optimizer: str | None) -> MeasuredRate:
             f"measures one at a time. Pass {names} (optimizer= in Python); the others keep theirs."
         )
     if optimizer is not None and optimizer not in rates:
-        raise ConfigError(f"There is no optimizer {optimizer!r}. {suggest_names(optimizer, rates)}")
+        names = suggest_names(str(optimizer), rates)
+        raise ConfigError(f"There is no optimizer {optimizer!r}. {names}")
     rate = next(iter(rates.values())) if optimizer is None else rates[optimizer]
     name = (plan.optimizers.get(rate.key) or plan).optim_name
     if name == "own":
@@ -153,21 +168,84 @@ def check_can_restore(planned: PreparedTask) -> None:
 
 
 def measure_curve(
-    planned: PreparedTask, rate: MeasuredRate, rates: RateRange, world: Communicator = ALONE
+    planned: PreparedTask,
+    rate: MeasuredRate,
+    rates: Sequence[float],
+    world: Communicator = ALONE,
 ) -> RangeCurve:
-    """Train while the rate rises, until the loss diverges; restore the objects of the Task.
+    """Train at one rate after another, until the loss diverges; restore the objects of the Task.
 
     Args:
         planned: the Task, for one seed; all other options are its own.
-        rate: the rate that rises.
-        rates: its values.
+        rate: the rate that changes.
+        rates: its value in each step.
         world: the ranks, which measure it together.
 
     Raises:
         ConfigError: no parameter has this rate.
     """
+    with _build_steps(planned, rate, rates, world) as (built, groups):
+        return _take_steps(built, groups, rate, rates)
+
+
+class TrainingEnd(NamedTuple):
+    """What a short training ended with.
+
+    Attributes:
+        loss: that of the first validation set, of at most as many batches as the training has
+            steps, or the mean of the last steps if there is no set; infinite if it diverged.
+        fell: the loss of the steps fell by more than their noise.
+    """
+
+    loss: float
+    fell: bool
+
+
+def measure_end(
+    planned: PreparedTask,
+    rate: MeasuredRate,
+    rates: Sequence[float],
+    world: Communicator = ALONE,
+) -> TrainingEnd:
+    """Train as `measure_curve` does, and measure the loss at the end."""
+    with _build_steps(planned, rate, rates, world) as (built, groups):
+        losses = _take_steps(built, groups, rate, rates).losses
+        if len(losses) < len(rates) or not math.isfinite(losses[-1]):
+            return TrainingEnd(math.inf, fell=False)
+        loss = _evaluate(built, len(rates))
+        loss = average_end(losses) if loss is None else loss
+    return TrainingEnd(loss if math.isfinite(loss) else math.inf, has_fallen(losses))
+
+
+def _evaluate(built: BuiltLoop, batches: int) -> float | None:
+    """Return the loss of the first validation set; None if there is none, or no loss for it."""
+    planned, loop = built.planned, built.loop
+    if planned.task.val is None or loop.context.loss.kind in ("none", "in training"):
+        return None
+    limits = [limit for limit in (planned.plan.limit_val_batches, batches) if limit is not None]
+    plan = planned.plan.replace(limit_val_batches=min(limits))
+    task = replace(planned.task, metrics={})
+    name, data = next(iter(task.val_sets().items()))
+    loader = make_loader(data, name, task=task, loss=planned.loss, plan=plan)
+    try:
+        values = Evaluator(plan, task, loop, {name: loader}).evaluate(name, lambda text: None)
+    finally:
+        loader.close()
+    (loss,) = loop.world.broadcast_json([number(values[f"{name}/loss"])])
+    return float(loss)
+
+
+@contextmanager
+def _build_steps(
+    planned: PreparedTask, rate: MeasuredRate, rates: Sequence[float], world: Communicator
+) -> Iterator[tuple[BuiltLoop, list[tuple[dict[str, Any], float]]]]:
+    """Yield the loop of a run without its schedule, and the groups of parameters of a rate.
+
+    The objects of the Task are restored at the end.
+    """
     check_can_restore(planned)
-    changed = replace(planned, plan=_make_plan(planned.plan, rate, rates))
+    task = replace(planned.task, schedule=None)
+    changed = replace(planned, task=task, plan=_make_plan(planned.plan, rate, rates))
     with preserve_task(planned), ExitStack() as settings:
         multiples = _find_multiples(changed, rate)
         init = load_init_weights(planned.model, planned.task.init)
@@ -176,7 +254,7 @@ def measure_curve(
         groups = _find_groups(built.loop.state, rate, multiples)
         if planned.fits and world.size == 1:
             fit_without_record(built.loop, planned)
-        return _take_steps(built, groups, rate, rates.list_rates())
+        yield built, groups
 
 
 def fit_without_record(loop: Loop, planned: PreparedTask) -> None:
@@ -186,17 +264,17 @@ def fit_without_record(loop: Loop, planned: PreparedTask) -> None:
     loop.fit_memory(FittedSteps(loop.loader, sizes, lambda change: None, why_not=why_not))
 
 
-def _make_plan(plan: Plan, rate: MeasuredRate, rates: RateRange) -> Plan:
-    """Return the Plan of the run with the lowest rate, and without schedule and average."""
-    total = 2 * rates.steps + _MOST_SKIPPED  # it ends before
+def _make_plan(plan: Plan, rate: MeasuredRate, rates: Sequence[float]) -> Plan:
+    """Return the Plan of the run with the first rate, and without schedule and average."""
+    total = 2 * len(rates) + _MOST_SKIPPED  # it ends before
     bare = {"schedule": ScheduleSpec("constant", total), "total_steps": total}
     average = replace(plan.average, kind="none")
 
     def lower(own: Plan) -> Plan:
         options = dict(own.optim_options)
         if rate.part != 0 and "adamw_lr" in options:
-            options["adamw_lr"] = rates.lowest
-        lr = own.optim_lr if rate.part == 1 else rates.lowest
+            options["adamw_lr"] = rates[0]
+        lr = own.optim_lr if rate.part == 1 else rates[0]
         return own.replace(optim_lr=lr, optim_options=options)
 
     if not plan.optimizers:

@@ -33,7 +33,12 @@ class TaskSnapshot:
             "inputs": task.inputs,
         }
         codes = {name: code for name, code in codes.items() if code is not None}
-        data = {"train": task.train, "sampler": task.sampler, "collate_fn": task.collate_fn}
+        data = {
+            "train": task.train,
+            "val": task.val,
+            "sampler": task.sampler,
+            "collate_fn": task.collate_fn,
+        }
         self._generators = copy_states(*roots_of(planned.model, {**codes, **data}))
         modules = {
             id(module): module

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from surestep.engine.schedule.suggest_lr import RangeCurve, suggest_lr
+from surestep.engine.schedule.suggest_lr import RangeCurve, has_fallen, suggest_lr
 
 STEPS = 100
 RATES = np.geomspace(1e-6, 10, STEPS)
@@ -124,12 +124,39 @@ def test_suggestion_hardly_depends_on_the_number_of_steps(noise):
     assert max(lrs) < 2 * min(lrs)
 
 
-def test_seeds_that_disagree_say_so():
-    far = [*quadratic(0).losses[40:], *[10.0] * 40]
-    found = suggest_lr([quadratic(0), quadratic(0), like(far)])
+def test_short_trainings_start_at_the_suggestion():
+    found = suggest_lr([quadratic(0)])
+    assert found.start == found.lr
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_short_trainings_start_below_the_rise_of_a_loss_that_never_falls(ends):
+    rise = 80
+    losses = 2 + 0.1 * noise(0) + 5.0 * (np.arange(STEPS) >= rise)
+    curve = RangeCurve(list(RATES[:rise]), list(losses[:rise])) if ends else like(losses)
+    found = suggest_lr([curve, like(losses)] if ends else [curve])
     assert found.lr is None
-    assert "disagree" in found.why
-    assert found.spread[1] / found.spread[0] == pytest.approx(RATES[40] / RATES[0])
+    assert RATES[rise] / 20 < found.start < RATES[rise] / 7
+
+
+def test_short_trainings_have_no_start_if_the_loss_neither_falls_nor_rises():
+    assert suggest_lr([like(2 + 0.1 * noise(0))]).start is None
+    assert suggest_lr([RangeCurve([0.1, 0.2], [1.0, math.nan])]).start is None
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        (2 + 0.1 * noise(0), False),
+        (2 - 0.01 * np.arange(STEPS) + 0.1 * noise(0), True),
+        (2 + 0.01 * np.arange(STEPS) + 0.1 * noise(0), False),
+        (np.full(STEPS, 2.0), False),
+        ([2.0] * 50 + [math.nan] * 50, False),
+        ([2.0, 1.0], False),
+    ],
+)
+def test_training_has_fallen_if_it_ends_below_its_start_by_more_than_noise(losses, expected):
+    assert has_fallen(list(losses)) is expected
 
 
 def test_constant_rate_is_lower_than_the_peak_of_one_that_falls():

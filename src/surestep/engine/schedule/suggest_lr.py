@@ -1,4 +1,4 @@
-"""The learning rate that range tests suggest. See docs/decisions/0065.
+"""The learning rate that range tests suggest, where short trainings start. See docs/decisions/0065.
 
 A range test trains for some steps while the learning rate rises exponentially. The loss first stays
 at its start level, then falls, and rises again where training is unstable.
@@ -19,7 +19,7 @@ SHARE = 0.9  # of its fall that the loss has made at the rate from which the sug
 PER_DECADE, LAG = 45.0, 0.85
 CONSTANT = 0.5  # of the best peak of a rate that falls to 0 is the best rate that never falls
 NOISE = 6.0  # mean deviations, of a smoothed loss; a smaller fall shows nothing
-AGREEMENT = 10.0  # ratio of the rates that two seeds suggest; if it is larger, they disagree
+BELOW_RISE = 0.1  # of the rate at which the loss rises is where to start if it never falls
 
 Numbers = NDArray[np.float64]
 
@@ -44,12 +44,15 @@ class LrSuggestion:
 
     Attributes:
         lr: the rate; None if the curves show none.
+        start: where to start short trainings: at `lr`, or below the rate at which the loss rises;
+            None if the curves show neither.
         by_seed: the rate that each curve alone suggests, in their order; None where it shows none.
         spread: lowest and highest of these; None if all are None.
         why: how the rate follows from the curves, or why there is none; a sentence.
     """
 
     lr: float | None
+    start: float | None
     by_seed: tuple[float | None, ...]
     spread: tuple[float, float] | None
     why: str
@@ -72,31 +75,66 @@ def suggest_lr(curves: Sequence[RangeCurve], *, is_constant: bool = False) -> Lr
         0.032
     """
     _check(curves)
-    alone = [_find_rate([curve], is_constant) for curve in curves]
-    by_seed = tuple(lr for lr, _ in alone)
+    by_seed = tuple(_find_rate([curve], is_constant)[0] for curve in curves)
     rates = [lr for lr in by_seed if lr is not None]
     spread = (min(rates), max(rates)) if rates else None
     lr, why = _find_rate(curves, is_constant)
-    if lr is not None and spread is not None and spread[1] > AGREEMENT * spread[0]:
-        lr, why = None, f"the seeds disagree: they suggest {spread[0]:.2g} to {spread[1]:.2g}"
+    start = _start_below_rise(curves) if lr is None else lr
     if lr is None:
         why = f"the curves show no rate: {why}"
-    return LrSuggestion(lr, by_seed, spread, why)
+    return LrSuggestion(lr, start, by_seed, spread, why)
+
+
+def has_fallen(losses: Sequence[float]) -> bool:
+    """Return whether the losses of a training end below those of its start by more than noise."""
+    if len(losses) < FEWEST or not np.isfinite(losses).all():
+        return False
+    edge = _start_steps(len(losses))
+    start, end = np.asarray(losses[:edge]), np.asarray(losses[-edge:])
+    noise = np.mean(np.abs(end - np.median(end))) * np.sqrt(2 / edge)
+    return bool(np.mean(start) - np.mean(end) > NOISE * noise)
+
+
+def _start_below_rise(curves: Sequence[RangeCurve]) -> float | None:
+    """Return a share of the rate above which the loss is above its start; None if it never is."""
+    rates, losses = _join(curves)
+    steps = _count_finite(losses)
+    if steps < FEWEST:
+        return None
+    window, start, error = _measure_start(losses[:steps])
+    smooth = _smooth(losses[:steps], window, np.nanmean)
+    last = int(np.flatnonzero(smooth <= float(np.mean(start)) + NOISE * error).max(initial=0))
+    return BELOW_RISE * float(rates[last]) if last < len(rates) - 1 else None
+
+
+def _join(curves: Sequence[RangeCurve]) -> tuple[Numbers, Numbers]:
+    """Return the rates of the longest curve, and the median of all losses above their start."""
+    rates = np.asarray(max((curve.rates for curve in curves), key=len), dtype=np.float64)
+    return rates, np.median([_above_start(curve, len(rates)) for curve in curves], axis=0)
+
+
+def _count_finite(losses: Numbers) -> int:
+    """Return how many losses come before the first that is not finite."""
+    return len(losses) if np.isfinite(losses).all() else int(np.argmin(np.isfinite(losses)))
+
+
+def _measure_start(losses: Numbers) -> tuple[int, Numbers, float]:
+    """Return the steps of a mean, the losses of the start, and the error of the mean."""
+    window, start = max(3, round(WINDOW * len(losses))), losses[: _start_steps(len(losses))]
+    return window, start, float(np.mean(np.abs(start)) * np.sqrt(1 / window + 1 / len(start)))
 
 
 def _find_rate(curves: Sequence[RangeCurve], is_constant: bool) -> tuple[float | None, str]:
     """Return the rate that the median of the curves suggests, or None, and the reason."""
-    rates = np.asarray(max((curve.rates for curve in curves), key=len), dtype=np.float64)
-    losses = np.median([_above_start(curve, len(rates)) for curve in curves], axis=0)
-    steps = len(losses) if np.isfinite(losses).all() else int(np.argmin(np.isfinite(losses)))
+    rates, losses = _join(curves)
+    steps = _count_finite(losses)
     if steps < FEWEST:
         return None, f"only {steps} losses are finite, and {FEWEST} are needed"
     losses = losses[:steps]
-    window, start = max(3, round(WINDOW * steps)), losses[: _start_steps(steps)]
+    window, start, error = _measure_start(losses)
     highest = max(-float(_smooth(losses, window, np.nanmedian).min()), float(start.max()))
     smooth = _smooth(np.minimum(losses, highest), window, np.nanmean)
     fall = -float(smooth.min())
-    error = np.mean(np.abs(start)) * np.sqrt(1 / window + 1 / len(start))
     if fall <= NOISE * error:
         return None, "the loss never falls by more than its noise; test lower rates, or more steps"
     if steps == len(rates) and np.argmin(smooth) > steps - window and losses[-1] < 0:

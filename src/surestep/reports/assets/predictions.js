@@ -1,7 +1,7 @@
 // The predictions of a run: confusions, calibration, residuals, and single samples.
 
 const SVG = "http://www.w3.org/2000/svg";
-const WIDTH = 320, HEIGHT = 200, LEFT = 52, BOTTOM = 34, TOP = 8, RIGHT = 8;
+const WIDTH = 320, WIDE = 860, HEIGHT = 200, LEFT = 52, BOTTOM = 34, TOP = 8, RIGHT = 8;
 
 function makeSvg(tag, attributes, ...children) {
   const element = document.createElementNS(SVG, tag);
@@ -89,36 +89,44 @@ function makeLabels(found) {
 }
 
 /** Return a diagram with axes; draw gets functions that turn numbers into positions. */
-function makeDiagram(title, [left, right], [low, high], [across, up], draw, format = formatNumber) {
-  const x = value => LEFT + (value - left) / ((right - left) || 1) * (WIDTH - LEFT - RIGHT);
+function makeDiagram(title, [left, right], [low, high], [across, up], draw, format = formatNumber, width = WIDTH) {
+  const x = value => LEFT + (value - left) / ((right - left) || 1) * (width - LEFT - RIGHT);
   const y = value => HEIGHT - BOTTOM - (value - low) / ((high - low) || 1) * (HEIGHT - BOTTOM - TOP);
   const text = (attributes, content) => makeSvg("text", attributes, content);
   const ends = [
     text({x: LEFT, y: HEIGHT - BOTTOM + 14}, format(left)),
-    text({x: WIDTH - RIGHT, y: HEIGHT - BOTTOM + 14, "text-anchor": "end"}, format(right)),
+    text({x: width - RIGHT, y: HEIGHT - BOTTOM + 14, "text-anchor": "end"}, format(right)),
     text({x: LEFT - 4, y: HEIGHT - BOTTOM, "text-anchor": "end"}, formatNumber(low)),
     text({x: LEFT - 4, y: TOP + 10, "text-anchor": "end"}, formatNumber(high)),
-    text({x: (LEFT + WIDTH) / 2, y: HEIGHT - 4, "text-anchor": "middle"}, across),
+    text({x: (LEFT + width) / 2, y: HEIGHT - 4, "text-anchor": "middle"}, across),
     text({x: 12, y: HEIGHT / 2, "text-anchor": "middle", transform: `rotate(-90 12 ${HEIGHT / 2})`}, up),
-    makeSvg("path", {class: "axis", d: `M${LEFT} ${TOP}V${HEIGHT - BOTTOM}H${WIDTH - RIGHT}`})];
-  return make("figure", {class: "diagram"}, make("figcaption", {class: "soft small"}, title),
-    makeSvg("svg", {viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": title}, ends, draw(x, y)));
+    makeSvg("path", {class: "axis", d: `M${LEFT} ${TOP}V${HEIGHT - BOTTOM}H${width - RIGHT}`})];
+  return make("figure", {class: width > WIDTH ? "diagram wide" : "diagram"}, make("figcaption", {class: "soft small"}, title),
+    makeSvg("svg", {viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": title}, ends, draw(x, y)));
 }
 
 /** Return the section of the range tests that found the learning rate; null if there were none. */
 function makeRangeTests(found) {
   if (!found) return null;
+  const swatches = found.seeds.map((seed, number) => make("span", {}, make("i", {class: `swatch series-${number}`}), `seed ${seed}`));
+  return makeSection("Range tests of the learning rate",
+    make("div", {class: "legend"}, swatches), makeRangeCurves(found),
+    found.trainings.length ? makeTable(["rate of a short training", ...found.seeds.map(seed => `loss of seed ${seed}`)],
+      found.trainings.map(({lr, losses}) => [lr, ...losses.map(loss => loss ?? "diverged")])) : null,
+    make("p", {class: "soft small"}, found.why));
+}
+
+function makeRangeCurves(found) {
   const logs = found.curves.flatMap(({rates}) => rates.map(Math.log10)), [low, high] = found.range;
   const drawCurve = (x, y, {rates, losses}, number) => makeSvg("polyline", {class: `line-${number}`,
     points: rates.map((rate, at) => [rate, losses[at] ?? null]).filter(([, loss]) => loss !== null)
       .map(([rate, loss]) => `${x(Math.log10(rate))},${y(Math.min(loss, high))}`).join(" ")},
     makeSvg("title", {}, `seed ${found.seeds[number]}`));
-  return makeSection("Range tests of the learning rate",
-    makeDiagram(`The loss of ${found.curves.length} seeds; the line is ${found.option} = ${formatNumber(found.lr)}`,
-      [Math.min(...logs), Math.max(...logs)], [low, high], ["learning rate", "loss"], (x, y) => [
-        makeSvg("path", {class: "ideal", d: `M${x(Math.log10(found.lr))} ${y(low)}V${y(high)}`}),
-        ...found.curves.map((curve, number) => drawCurve(x, y, curve, number))], log => formatNumber(10 ** log, 3)),
-    make("p", {class: "soft small"}, found.why));
+  return makeDiagram(`The loss of ${found.curves.length} seeds; the line is ${found.option} = ${formatNumber(found.lr)}`,
+    [Math.min(...logs), Math.max(...logs)], [low, high], ["learning rate", "loss"], (x, y) => [
+      makeSvg("path", {class: "ideal", d: `M${x(Math.log10(found.lr))} ${y(low)}V${y(high)}`}),
+      ...found.curves.map((curve, number) => drawCurve(x, y, curve, number))],
+    log => formatNumber(10 ** log, 3), WIDE);
 }
 
 /** Return a bar from 0 to a value with its text. */
