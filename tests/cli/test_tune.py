@@ -48,7 +48,7 @@ def test_tables_files_and_the_next_command(tuned, folder):
         "bitwise the same in 37 steps",
         "Knobs that change the numbers",
         "proposed: it changes the numbers: --allow numbers takes it",
-        "A step waits for data in 50% of its time.",
+        "A step waits for 50% of its time.",
         "Report: t/report.html",
         "Next: surestep train mine.py --config t/tuned.toml",
     ):

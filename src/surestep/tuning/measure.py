@@ -52,6 +52,7 @@ class Measurements:
             "open": self.open,
             "rewind": self.rewind,
             "window": self.take_window,
+            "measure_shares": self.measure_shares,
             "close": self.close,
             "train": self.train,
             "record": self.record,
@@ -108,6 +109,11 @@ class Measurements:
     def take_window(self, arm: str, steps: int) -> dict[str, Any]:
         """Time steps of an arm."""
         return self._arms[arm].take_window(steps)
+
+    def measure_shares(self, arm: str, steps: int) -> dict[str, Any]:
+        """Measure where the time of an arm's steps goes; return the shares, and lines about it."""
+        found = self._arms[arm].measure_shares(steps)
+        return {"shares": found.shares, "lines": found.describe(), "measured": found.as_dict()}
 
     def close(self, arm: str) -> dict[str, Any]:
         """End an arm."""

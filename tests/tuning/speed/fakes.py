@@ -32,7 +32,7 @@ class FakeMeasurer(Measurer):
     def __init__(self, factors, found, **more):
         self.factors, self.found = factors, found
         self.noise, self.start_s, self.failing = 0.02, {}, {}
-        self.kind = ""
+        self.no_shares = self.kind = ""
         self.unlike, self.losses, self.wait, self.run = (), {}, 0.5, {}
         self.__dict__.update(more)
         self.now, self.rng, self.opened = 0.0, random.Random(0), []
@@ -70,6 +70,12 @@ class FakeMeasurer(Measurer):
     def step_s(self, options):
         factor = math.prod(self.factors.get(word, 1.0) for word in words(options))
         return 0.1 * factor * math.exp(self.rng.gauss(0, self.noise))
+
+    def measure_shares(self, options):
+        if self.no_shares:
+            raise MeasuringFailed(self.no_shares)
+        parts = {"data": self.wait, "forward": 1 - self.wait}
+        return {"shares": parts, "lines": [f"A step waits for {self.wait:.0%} of its time."]}
 
     def find_difference(self, one, other, steps):
         self.now += 1

@@ -39,6 +39,27 @@ def test_knobs_that_shorten_the_largest_share_come_first_and_those_that_change_n
     assert [rung.knob for rung in climb(fake, *knobs).result.rungs] == ["load", "compute", "change"]
 
 
+def test_waits_are_known_if_the_other_parts_cannot_be_measured():
+    fake = FakeMeasurer({}, {"a": [{"a": 1}], "b": [{"b": 1}]}, wait=0.8, no_shares="no reason")
+    found = climb(fake, make_knob("a"), make_knob("b", shares=("data",)))
+    assert [rung.knob for rung in found.result.rungs] == ["b", "a"]
+    assert found.result.shares["data"] == pytest.approx(0.8)
+    assert sum(found.result.shares.values()) == pytest.approx(1)
+    assert found.result.notes == ["Where the time of a step goes was not measured: no reason."]
+
+
+def test_order_follows_the_bottleneck_when_a_rung_is_kept():
+    class Loading(FakeMeasurer):
+        def step_s(self, options):
+            self.wait = 0.1 if "a" in options else 0.9
+            return super().step_s(options)
+
+    found = {"a": [{"a": 1}], "b": [{"b": 1}], "c": [{"c": 1}]}
+    knobs = [make_knob("a", shares=("data",)), make_knob("b", shares=("data",)), make_knob("c")]
+    rungs = climb(Loading({"a=1": 0.3}, found, wait=0.9), *knobs).result.rungs
+    assert [rung.knob for rung in rungs] == ["a", "c", "b"]
+
+
 @pytest.mark.parametrize("reason", ["killed by SIGKILL", "out of memory", "CUDA"])
 def test_knob_that_fails_is_a_rung_with_its_reason(reason):
     fake = FakeMeasurer({"b=1": 0.5}, {"a": [{"a": 1}], "b": [{"b": 1}]}, failing={"a=1": reason})

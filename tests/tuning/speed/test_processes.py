@@ -105,6 +105,15 @@ def test_difference_of_two_trainings_is_found_and_that_of_workers_is_none(measur
     assert found.startswith("At step 1, learning rate")
 
 
+def test_shares_are_measured_with_workers_and_the_arm_continues(measurer):
+    options = {"data.num_workers": 1}
+    found = measurer.measure_shares(options)
+    assert sum(found["shares"].values()) == pytest.approx(1)
+    assert found["lines"][0].startswith("A step takes")
+    with measurer.open_pair(options, {}, is_process_wide=False) as pair:
+        assert pair.measure_round() > 0
+
+
 def test_losses_are_those_of_the_run(measurer):
     losses = measurer.train({"optim.lr": 1e-9}, 8)
     assert losses == measurer.train({"optim.lr": 1e-9, "data.num_workers": 1}, 8)

@@ -27,6 +27,7 @@ from surestep.record.pretrained import load_init_weights
 from surestep.trainer.build import build
 from surestep.trainer.planning import PreparedTask, plan_task
 from surestep.trainer.range_test import fit_without_record
+from surestep.tuning.speed.time_shares import TimeShares, measure_shares
 
 _STEPS_WITHOUT_END = 2**40
 _WARM_UP = 2  # steps, of which the first may compile
@@ -121,6 +122,14 @@ class Arm:
             self._synchronize()
             seconds = time.perf_counter() - started
         return {"seconds": seconds / steps, "wait_s": (log.data_wait_s - waited) / steps}
+
+    def measure_shares(self, steps: int) -> TimeShares:
+        """Measure where the time of a step goes, in windows of some steps."""
+        with self._running():
+            self._take(self.skipped)
+            shares = measure_shares(self._loop, self._steps, count=steps)
+        self.rewind()
+        return shares
 
     def train(self, steps: int) -> list[float]:
         """Train; return the loss of each step, NaN if its batch had no items."""

@@ -73,6 +73,7 @@ class Ladder:
         self._last_rung = self._end - _TOTALS_SHARE * seconds
         self._step_s = self._start_s = 0.0  # of the options so far
         self._error = 1.0
+        self._shares: dict[str, float] = {}  # of the parts of a step, with the options so far
         self._found: tuple[dict[str, Any], dict[str, Any]] = ({}, {})  # for some options
 
     def climb(self) -> None:
@@ -111,7 +112,7 @@ class Ladder:
 
     def _weigh(self, knob: Knob) -> float:
         """Return the share of the time that a knob can shorten."""
-        return sum(self._result.shares.get(part, 0.0) for part in knob.shares)
+        return sum(self._shares.get(part, 0.0) for part in knob.shares)
 
     def _measure_noise(self) -> None:
         """Compare the run with itself, in windows that are long enough."""
@@ -131,7 +132,15 @@ class Ladder:
         result.noise = noise
         self._start_s = pair.start_s[1]  # the first start also imports
         result.step_s = self._step_s = median([*pair.step_s[0], *pair.step_s[1]])
-        self._note_shares(pair, 0)
+        others = [part for part in PARTS if part != "data"]
+        self._shares = dict.fromkeys(others, 1.0)  # until they are measured
+        self._note_wait(pair, 0)
+        try:
+            result.profile = self._measurer.measure_shares(result.fixed)
+            self._shares = result.profile["shares"]
+        except MeasuringFailed as failed:
+            result.notes.append(f"Where the time of a step goes was not measured: {failed}.")
+        result.shares = dict(self._shares)
 
     def _describe_limits(self) -> list[str]:
         """Return sentences about what can hardly be found here."""
@@ -167,11 +176,13 @@ class Ladder:
             ratios.append(pair.measure_round())
         return compute_interval(ratios, self._error) if len(ratios) > 1 else None
 
-    def _note_shares(self, pair: Pair, number: int) -> None:
-        """Note the share of the time that steps wait for data; the rest is shared evenly."""
+    def _note_wait(self, pair: Pair, number: int) -> None:
+        """Note the share of the time that steps wait for data; the other parts have the rest."""
         wait = median(pair.wait_s[number]) / median(pair.step_s[number])
-        others = [part for part in PARTS if part != "data"]
-        self._result.shares = {"data": wait, **dict.fromkeys(others, (1 - wait) / len(others))}
+        others = {part: share for part, share in self._shares.items() if part != "data"}
+        total = sum(others.values())
+        self._shares = {part: share / total * (1 - wait) for part, share in others.items()}
+        self._shares["data"] = wait
 
     def _try_knob(self, knob: Knob) -> None:
         """Try the candidates of a knob, one after another, each against what is kept by then."""
@@ -252,7 +263,7 @@ class Ladder:
         if rung.outcome in ("kept", "proposed"):
             self._start_s += rung.start_s
             self._step_s *= rung.interval.ratio
-            self._note_shares(pair, 1)
+            self._note_wait(pair, 1)
 
     def _check_numbers(
         self, rung: Rung, present: Mapping[str, Any], candidate: Mapping[str, Any]

@@ -36,6 +36,10 @@ class Measurer(ABC):
         """Open two trainings, in one process or in two."""
 
     @abstractmethod
+    def measure_shares(self, options: Options) -> dict[str, Any]:
+        """Return the share of each part of a step, "shares", and "lines" that describe it."""
+
+    @abstractmethod
     def find_difference(self, one: Options, other: Options, steps: int) -> Difference | None:
         """Train twice from the start; return the first difference in bits."""
 
@@ -107,6 +111,14 @@ class ProcessMeasurer(Measurer):
             (self._starts[first], self._starts[second]),
             self._rng,
         )
+
+    def measure_shares(self, options: Options) -> dict[str, Any]:
+        """See `Measurer`."""
+        name = _name(options)
+        for other in self._starts.keys() - {name}:
+            self._close_arm(other)
+        self._open(name, options)
+        return self._ask(do="measure_shares", arm=name, steps=self.steps)
 
     def _open(self, name: str, options: Options) -> None:
         if name not in self._starts:

@@ -87,6 +87,8 @@ class TuneResult:
         window_steps: steps of a window.
         comparisons: how many the level of the intervals counts.
         shares: of the parts of the time of a step, before the rungs.
+        profile: where that time goes in detail, with lines for the terminal; empty if that could
+            not be measured.
         rungs: in the order in which they were tried.
         total: the first options against the last, measured again at the end.
         stopped: why it ended early: "Ctrl-C", "SIGTERM", "out of time"; "" if it did not.
@@ -102,6 +104,7 @@ class TuneResult:
     window_steps: int = 1
     comparisons: int = 0
     shares: dict[str, float] = field(default_factory=dict)
+    profile: dict[str, Any] = field(default_factory=dict)
     rungs: list[Rung] = field(default_factory=list)
     total: Interval | None = None
     total_proposed: Interval | None = None

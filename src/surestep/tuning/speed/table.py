@@ -64,8 +64,7 @@ def summarize(result: TuneResult) -> Iterator[str]:
     """Yield sentences: where the time goes, the noise, and the whole run before and after."""
     if result.step_s is None:
         return
-    if "data" in result.shares:
-        yield f"A step waits for data in {result.shares['data']:.0%} of its time."
+    yield from result.profile.get("lines", ())
     if result.noise is not None:
         yield (
             f"Noise of the machine: the same options differ by up to {result.noise.width:.1%} in "

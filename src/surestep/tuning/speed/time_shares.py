@@ -104,6 +104,8 @@ def measure_shares(
 ) -> TimeShares:
     """Measure the parts of a step, in windows that take turns with plain ones.
 
+    If there are workers, no step can be taken of `steps` afterwards.
+
     It takes `2 * rounds * count + 1` steps, on a GPU `count` more; all ranks call it together.
 
     Args:
@@ -128,14 +130,15 @@ def measure_shares(
     if loop.plan.device.type == "cuda":
         parts = _separate_host(parts, step_s, _measure_kernels(loop, steps, count))
     peak, is_measured = _find_peak(loop)
-    loading, note = measure_loading(loop.loader)
+    flops = _count_flops(loop, steps)
+    loading, note = measure_loading(loop.loader)  # last: it ends the iteration of workers
     return TimeShares(
         step_s,
         parts,
         overhead=statistics.median(timed) / step_s - 1,
         loading=loading,
         loading_note=note,
-        flops=_count_flops(loop, steps),
+        flops=flops,
         peak_flops=peak,
         is_peak_measured=is_measured,
         waits_known=loop.world.size == 1 or loop.plan.device.type == "cpu",
