@@ -125,7 +125,7 @@ OVER_A_STREAM = {"max_steps": "9", "data.shuffle_buffer": "100"}
 TABLE = {"parallel.deepspeed": '{"steps_per_print": 7}'}
 # The plan shows their number; and images are kept of files.
 BY_INDEX = {"exclude_samples": ("3", "17")}
-OF_FILES = {"data.keep_decoded": "8GB"}
+OF_SAMPLES = {"data.keep_decoded": "8GB", "data.group_by_length": "True"}
 PAIRS = ("betas", "etas", "step_sizes", "ns_coefficients", "eps")
 SEVERAL = ("milestones",)
 SPELT = {"SS117": "SS117=meant", "0.0003": "3e-4", "8.0": "8", "3.0": "3", "0 2": "class Linear"}
@@ -165,7 +165,7 @@ def decisions(answer):
 
 def test_every_option_of_the_config_can_be_typed(surestep, recipe):
     assert {name for name, _ in iter_options()} == set(SAID).union(
-        *OTHERWISE, OVER_A_STREAM, BY_INDEX, OF_FILES, TABLE
+        *OTHERWISE, OVER_A_STREAM, BY_INDEX, OF_SAMPLES, TABLE
     )
 
 
@@ -216,14 +216,12 @@ def test_excluded_samples_can_be_typed_as_indices_or_given_in_a_file(
     assert decision["steps_per_epoch"]["reason"] == "22 samples in batches of 8"
 
 
-def test_memory_for_decoded_images_can_be_typed(surestep, recipe):
-    (name, amount), *_ = OF_FILES.items()
+def test_options_of_single_samples_can_be_typed(surestep, recipe):
     text = RECIPE.replace("train=(x[:24], y[:24])", "train=list(zip(x[:24], y[:24]))")
-    decision = decisions(
-        surestep("plan", recipe(text), "--json", f"--{name.replace(chr(95), chr(45))}", amount)
-    )[name]
-    assert decision["value"] == amount
-    assert decision["reason"] == "set on the command line"
+    found = decisions(surestep("plan", recipe(text), "--json", *typed(OF_SAMPLES)))
+    for name, value in OF_SAMPLES.items():
+        assert shown(found[name]["value"]) == value
+        assert found[name]["reason"] == "set on the command line"
 
 
 def test_file_overrides_the_recipe_and_command_line_overrides_the_file(surestep, recipe, folder):

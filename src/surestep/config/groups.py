@@ -75,6 +75,12 @@ class Data(ConfigGroup):
     )
     drop_last: Flag = option("Drop the last batch of an epoch if it is smaller.", resume=BATCHES)
     shuffle: Flag = option("Read the samples in a new random order each epoch.", resume=BATCHES)
+    group_by_length: Flag = option(
+        "Make batches of samples of similar length, which need less padding.",
+        resume=BATCHES,
+        excludes=("data.shuffle",),
+        default=(False, "not set: a batch has samples of any length"),
+    )
     shuffle_buffer: Number[Count] = option(
         "Number of samples in the buffer from which a stream is shuffled.",
         resume=BATCHES,

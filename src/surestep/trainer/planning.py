@@ -22,7 +22,12 @@ from surestep.engine.data.columns import check_not_columns, check_validation_col
 from surestep.engine.data.dataloader import check_no_sampler, loader_settings
 from surestep.engine.data.dataset import check_dtypes, count_samples, dataset_of, find_collate
 from surestep.engine.data.make_source import describe_randomness, is_in_memory
-from surestep.engine.data.order import apply_order, excluded_samples, remaining_data
+from surestep.engine.data.order import (
+    apply_order,
+    excluded_samples,
+    group_by_length,
+    remaining_data,
+)
 from surestep.engine.data.origins import check_origins
 from surestep.engine.data.stream import find_state_problem, is_stream
 from surestep.engine.data.target_stats import fit_class_weights
@@ -126,7 +131,7 @@ def plan_task(
         if find_collate(data, task) is None:
             check_not_columns(data, name)
     excluded = _excluded(task, config)
-    task = apply_order(task, excluded)
+    task = apply_order(group_by_length(task) if config.data.group_by_length else task, excluded)
     check_validation_columns(task.val)
     for name, data in task.val_sets().items():
         check_no_sampler(data, name)
@@ -230,6 +235,7 @@ def _task_info(
         called=loss.kind != "none",
         own_step=task.step is not None,
         batched=task.collate_fn is only_element,
+        collates=find_collate(task.train, task) is not None,
         no_data=isinstance(task.train, NoData),
         loss=loss.label,
         evaluates_loss=not loss.is_in_training_only,

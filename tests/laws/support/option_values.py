@@ -231,6 +231,7 @@ OPTION_VALUES: dict[str, OptionValue] = {
     "data.keep_decoded": OptionValue("2MB", parts={"train": Rows()}),
     "data.drop_last": OptionValue(True),
     "data.shuffle": OptionValue(False),
+    "data.group_by_length": OptionValue(True, parts={"train": Rows()}),
     "data.shuffle_buffer": OptionValue(10, parts={"train": Stream()}),
     "validation.every": OptionValue("3 steps", planned=Duration(3, "steps")),
     "validation.on_start": OptionValue(True),

@@ -103,6 +103,7 @@ RESTARTS = {"schedule.name": "cosine_restarts"}
 CYCLIC = {"schedule.name": "cyclic"}
 ONE_CYCLE = {"schedule.name": "one_cycle"}
 COSINE = {"schedule.name": "cosine"}
+GROUP = {"data.group_by_length": True}
 KEEP = {"data.keep_decoded": "2MB"}
 STEPS = {"epochs": None, "max_steps": 9}
 
@@ -178,6 +179,10 @@ DATA: list[Case] = [
     ),
     ({"batch_size": 8, "micro_batch_size": 9}, {}, "at most 8"),
     ({"batch_size": 64, "data.drop_last": True}, {}, "drop_last=False"),
+    (GROUP, {"sampler": surestep.samplers.sequential()}, "Leave one of them out"),
+    (GROUP, LOADER, "Pass its dataset"),
+    ({**GROUP, **STEPS}, ENDLESS, "samples with positions"),
+    (GROUP, {}, "tensors in memory"),
     (KEEP, {"train": Rows(), "system": without(extras=())}, "pip install pillow"),
     (KEEP, {}, "no dataset that opens files"),
     ({**KEEP, **STEPS}, ENDLESS, "the training data is a stream"),

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from surestep.engine.allocator import Allocator
+from surestep.engine.data.samplers import sequential
 from surestep.engine.distributed.launcher_env import AccelerateConfig, LaunchInfo
 from surestep.engine.plan.fitting import DROPOUT
 from surestep.engine.plan.specs import TracedStep
@@ -82,6 +83,10 @@ TRIED = [
         [{"optim.implementation": "foreach"}],
     ),
     ("keep_decoded", PILLOW, GIVEN, {}, [{"data.keep_decoded": "4000MB"}]),
+    (
+        *("group_by_length", FACTS, replace(GIVEN, collates=True), {}),
+        [{"data.group_by_length": True}],
+    ),
     ("threads", FOUR_CORES, GIVEN, {}, [{"num_threads": 2}, {"num_threads": 4}]),
     ("threads", TWO_RANKS, GIVEN, {"num_threads": 2}, [{"num_threads": 1}]),
     ("channels_last", FACTS, IMAGES, {}, [{"channels_last": True}]),
@@ -154,6 +159,9 @@ NOT_TRIED = [
     ("keep_decoded", PILLOW, replace(GIVEN, in_memory=True), {}, "has no dataset that opens files"),
     ("keep_decoded", replace(PILLOW, extras=()), GIVEN, {}, "Pillow is not installed"),
     ("keep_decoded", replace(FACTS, extras=("PIL",)), GIVEN, {}, "is not known"),
+    ("group_by_length", FACTS, GIVEN, {}, "are stacked"),
+    ("group_by_length", FACTS, replace(GIVEN, batched=True), {}, "no dataset of single samples"),
+    ("group_by_length", FACTS, replace(GIVEN, order=sequential()), {}, "an order: sequential"),
     ("threads", GPU, GIVEN, {}, "the device is cuda"),
     ("threads", replace(FACTS, cpus=1), GIVEN, {}, "one core"),
     ("channels_last", FACTS, GIVEN, {}, "no convolutions"),

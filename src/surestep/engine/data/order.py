@@ -14,6 +14,7 @@ from surestep.engine.data.columns import explain_columns
 from surestep.engine.data.dataloader import sampler_of, sampler_order
 from surestep.engine.data.dataset import count_samples, dataset_of, find_collate, is_mixture
 from surestep.engine.data.samplers.basic import BasicOrder
+from surestep.engine.data.samplers.length import by_length, measure_length
 from surestep.engine.data.sources import InMemory
 from surestep.engine.data.stream import is_stream
 from surestep.engine.plan.batching import (
@@ -88,6 +89,19 @@ def apply_order(task: Task, skips: ExcludedSamples | None = None) -> Task:
         return task
     order = order if skips is None else FilteredOrder(order, skips)
     return replace(task, sampler=order.bind(dataset_view(task)))
+
+
+def group_by_length(task: Task) -> Task:
+    """Return the task with batches of similar length, unless its data has an order or no indices.
+
+    The rules reject the option then.
+    """
+    train = task.train
+    if task.sampler is not None or task.batched or train is None:
+        return task
+    if isinstance(train, (DataLoader, BPTTDataset)) or is_stream(train) or is_mixture(train):
+        return task
+    return replace(task, sampler=by_length(measure_length))
 
 
 def _missing_shares(datasets: Mapping[str, Any]) -> DataError:

@@ -45,6 +45,7 @@ class TaskInfo:
         called: the model itself is called with a batch.
         own_step: the Task has a step.
         batched: each element of the data is a batch already.
+        collates: a function of the user makes a batch of samples, which it may pad.
         no_data: the Task's step makes its own data.
         not_splitting: what changes if a batch is split into micro-batches.
         fitting: the micro-batch size that micro_batch_size="fit" starts with; None: all of a batch.
@@ -81,6 +82,7 @@ class TaskInfo:
     called: bool = True
     own_step: bool = False
     batched: bool = False
+    collates: bool = False
     no_data: bool = False
     not_splitting: tuple[str, ...] = ()
     fitting: FoundSize | None = None

@@ -273,6 +273,30 @@ def _num_workers(ctx: PlanContext) -> Decision:
     return min(4, max(1, cpus - 1)), f"loading beside the GPU; {cpus} cores here"
 
 
+@resolves("data.group_by_length")
+def group_by_length(ctx: PlanContext) -> Decision:
+    """Check that the samples have lengths, and no other order."""
+    info = ctx.task_info
+    if not ctx.get("data.group_by_length"):
+        return ctx.declared()
+    start = "data.group_by_length=True"
+    if info.order is not None and info.order.name != "by length":
+        ctx.reject(
+            f"{start}, but the Task has the order {info.order.name!r}. Leave one of them out."
+        )
+    elif info.loader is not None:
+        ctx.reject(
+            f"{start} needs a dataset, and Task(train=...) is a DataLoader. Pass its dataset."
+        )
+    elif info.is_stream or info.no_data or info.batched:
+        ctx.reject(
+            f"{start} needs samples with positions, which this training data has not. Leave it out."
+        )
+    elif info.in_memory:
+        ctx.reject(f"{start}, but the data is tensors in memory, of one length each. Leave it out.")
+    return ctx.declared()
+
+
 @resolves("data.keep_decoded")
 def keep_decoded(ctx: PlanContext) -> Decision:
     """Check that there are images to keep, and memory for them."""

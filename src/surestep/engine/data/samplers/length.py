@@ -1,7 +1,7 @@
 """Every sample once, in batches of similar length, which need less padding."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -82,6 +82,38 @@ class ByLength:
         ours = padding_fraction(self._lengths, self.indices(seed, 0, layout.batch_size), layout)
         plain = padding_fraction(self._lengths, epoch_permutation(len(self), seed, 0), layout)
         return f"padding {ours:.1%} instead of {plain:.1%}; windows of {self.window} batches"
+
+
+def measure_length(sample: Any) -> int:
+    """Return the length of a sample: the largest of its inputs along their first dimension.
+
+    The inputs are all parts of a tuple but the last, which is the target; all values of a dict.
+
+    Raises:
+        DataError: none of them has a length.
+    """
+    parts: Sequence[Any] = [sample]
+    if isinstance(sample, Mapping):
+        parts = list(sample.values())
+    elif isinstance(sample, tuple):
+        parts = sample[:-1] or sample
+    lengths = [found for part in parts if (found := _length_of(part)) is not None]
+    if not lengths:
+        raise DataError(
+            "data.group_by_length needs samples with a length, and a training sample has none: "
+            f"{type(sample).__name__} of {', '.join(type(part).__name__ for part in parts)}. Give "
+            "Task(sampler=surestep.samplers.by_length(lengths)) instead."
+        )
+    return max(lengths)
+
+
+def _length_of(part: Any) -> int | None:
+    if isinstance(part, Mapping):
+        return max((n for one in part.values() if (n := _length_of(one)) is not None), default=None)
+    try:
+        return len(part)
+    except TypeError:  # a number, or a tensor without a dimension
+        return None
 
 
 def padding_fraction(lengths: Tensor, order: Tensor, layout: BatchLayout) -> float:
