@@ -34,8 +34,8 @@ def python(typed, _):
 
 def toml(typed, folder):
     (folder / "run.toml").write_text(typed)
-    options, places = read_config_file(Path("run.toml"))
-    return Config.from_options(options, places).set_options()
+    file = read_config_file(Path("run.toml"))
+    return Config.from_options(file.options, file.places).set_options()
 
 
 def cli(typed, _):
