@@ -1,4 +1,5 @@
 import json
+import shlex
 
 import numpy as np
 import pytest
@@ -354,3 +355,29 @@ def test_run_without_a_folder_is_rejected(folder, recipe, surestep):
     assert answer.code == 2
     assert "--run has no folder" in answer.err
     assert not (folder / "config.json").exists()
+
+
+OUT_OF_MEMORY = f"""{HEAD}
+config = surestep.Config(max_steps=2, batch_size=8)
+
+class Large(nn.Linear):
+    def forward(self, x):
+        if self.training and len(x) > 4 and x.sum() != 0:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return super().forward(x)
+
+def task(bias: bool = True):
+    return surestep.Task(lambda: Large(4, 3, bias=bias), nn.CrossEntropyLoss(), (x, y))
+"""
+
+
+@pytest.mark.parametrize("words", [(), ("--run", "r")], ids=["default folder", "a folder"])
+def test_error_of_memory_shows_the_command_with_all_options(surestep, recipe, folder, words):
+    typed = ("--optim.lr", "0.02", "--task.bias", "False", "--checkpoint.every", "2 steps")
+    answer = surestep("train", recipe(OUT_OF_MEMORY), *typed, *words)
+    run = "r" if words else next((folder / "runs").iterdir()).relative_to(folder)
+    command = shlex.join(["surestep", "train", "mine.py", *typed, "--run", str(run)])
+    assert answer.code == 1
+    assert f"To resume, add what would help to the same command: {command}" in answer.err
+    more = ("--run", str(run), "--micro-batch-size", "4", "--allow", "micro_batch_size")
+    assert surestep("train", "mine.py", *typed, *more).code == 0

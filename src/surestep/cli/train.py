@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from surestep.base.errors import ConfigError, NoTargetsError, Preempted, RunError, SurestepError
+from surestep.base.errors import (
+    ConfigError,
+    NoTargetsError,
+    OutOfMemoryError,
+    Preempted,
+    RunError,
+    SurestepError,
+)
 from surestep.base.locations import COMMAND_LINE
 from surestep.base.text import format_duration, print_escaped, print_json
 from surestep.cli import output as show
@@ -169,19 +176,23 @@ def _execute(
         opened.append(run)
         notified.follow(run)
 
+    command = _command(words if own.run else [*words, "--run", "{run}"])
     try:
         trained = train(
             call,
-            _command(words if own.run else [*words, "--run", "{run}"]),
+            command,
             on_open=on_open,
             run=folder,
             resume=own.resume,
             allow=split_names(own.allow),
             from_=own.from_,
         )
-    except BaseException:
+    except BaseException as error:
         if own.report and opened:
             _write_page(opened[0])
+        if isinstance(error, OutOfMemoryError) and opened and read_launched().rank == 0:
+            line = _name_run(command, opened[0])
+            error.add_note(f"To resume, add what would help to the same command: {line}")
         raise
 
     def print_results() -> int:
@@ -225,9 +236,7 @@ def train(
             if isinstance(stopped, Preempted):
                 print_stop(stopped)
             if not has_finished(session):
-                run = shlex.quote(str(session.run.path))
-                command = resume_command.replace(shlex.quote("{run}"), run)
-                print_resume_command(command, read_launched())
+                print_resume_command(_name_run(resume_command, session.run), read_launched())
             raise
         is_nan = done.find_checkpoint("best") is None  # in each evaluation
         which: Which = "last" if is_nan else "best"
@@ -267,6 +276,11 @@ def print_resume_command(command: str, launched: LaunchInfo) -> None:
     by = "" if is_typed else f" (with {launched.launcher}, as before)"
     if launched.rank == 0:
         print_escaped(f"Resume with: {command}{by}", file=sys.stderr)
+
+
+def _name_run(command: str, run: Run) -> str:
+    """Return a command with the folder of the run for "{run}"."""
+    return command.replace(shlex.quote("{run}"), shlex.quote(str(run.path)))
 
 
 def _command(words: list[str]) -> str:
