@@ -303,7 +303,8 @@ def test_plan_says_what_to_try_if_not_even_one_sample_fits(surestep, recipe, mod
     line = RECIPE[RECIPE.index("model=lambda:") :].splitlines()[0]
     text = RECIPE.replace(line, f"model=lambda: {model},")
     found = surestep("plan", recipe(text), "--memory", "100B", "--precision", "bf16")
-    assert found.code == 0
+    assert found.code == 1
+    assert surestep("plan", "mine.py", "--memory", "100B", "--json").code == 1
     assert "Not even 1 sample fits: it takes" in found.out
     assert f". Try {remedies}." in found.out
 
@@ -323,6 +324,38 @@ def test_invalid_memory_is_rejected(surestep, recipe, memory, said):
     found = surestep("plan", recipe(), f"--memory={memory}")
     assert (found.code, found.out) == (2, "")
     assert said in found.err
+
+
+def test_plan_says_for_which_device_it_is(surestep, recipe):
+    first = surestep("plan", recipe(), "--memory", "24GB").out.splitlines()[0]
+    assert first == (
+        "Planned for a CPU (device='cpu') with 22.4 GiB. For a GPU, add --device cuda."
+    )
+    found = surestep("plan", "mine.py", "--memory", "24GB", "--device", "cuda:9")
+    assert found.code == 0, found.err
+    assert found.out.splitlines()[0] == (
+        "Planned for a GPU (device='cuda:9') with 22.4 GiB. For a CPU, add --device cpu."
+    )
+
+
+def test_device_that_is_not_here_needs_its_memory(surestep, recipe):
+    found = surestep("plan", recipe(), "--device", "cuda")
+    assert (found.code, found.out) == (2, "")
+    assert "device='cuda' is not available: this machine has no CUDA device" in found.err
+    assert "add its memory, such as --memory 24GB." in found.err
+
+
+def test_what_fits_is_answered_if_splitting_would_change_the_update(surestep, recipe):
+    line = RECIPE[RECIPE.index("model=lambda:") :].splitlines()[0]
+    model = "nn.Sequential(nn.Linear(4, 1000), nn.BatchNorm1d(1000), nn.Linear(1000, 3))"
+    text = RECIPE.replace(line, f"model=lambda: {model},")
+    of_five = surestep("plan", recipe(text), "--micro-batch-size", "5", "--json")
+    limit = json.loads(of_five.out)["footprint"]["peak"]
+    words = ("--micro-batch-size", "fit", "--memory", f"{limit}B")
+    found = surestep("plan", "mine.py", *words)
+    assert found.code == 0, found.err
+    assert "splitting changes the update here (batch statistics are the micro-batch's)" in found.out
+    assert " single (chosen) 5 " in found.out
 
 
 def test_unknown_device_is_rejected(surestep, recipe):

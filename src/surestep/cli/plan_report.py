@@ -8,10 +8,12 @@ from typing import Any
 
 from torch import nn
 
+from surestep.base.errors import ConfigError
 from surestep.base.locations import set_where
 from surestep.base.text import format_bytes, print_escaped, print_json
 from surestep.cli import output as show
 from surestep.cli.plot_schedule import plot_schedule
+from surestep.config.config import Config
 from surestep.config.optim import FIND
 from surestep.engine.distributed.launcher_env import LaunchInfo
 from surestep.engine.model.layers import layers_of
@@ -19,7 +21,7 @@ from surestep.engine.optim.multi import arrange_groups
 from surestep.engine.optim.param_groups import ParameterGroup, make_param_groups
 from surestep.engine.plan.batching import find_largest_share
 from surestep.engine.plan.plan import HIDDEN, Plan
-from surestep.engine.plan.system import read_system
+from surestep.engine.plan.system import SystemInfo, read_system
 from surestep.engine.profile.rank_memory import RankMemory
 from surestep.engine.profile.step_memory import KINDS, STATE, StepMemory
 from surestep.engine.schedule.lr import lr_summary
@@ -49,13 +51,15 @@ def print_plan(
     shows_all: bool,
     as_json: bool,
 ) -> int:
-    """Print the Plan; return the exit code.
+    """Print the Plan; return the exit code, which is 1 if not even one sample fits.
 
     `launched` are the processes of --ranks, and `limit` the bytes of --memory. Both are planned
     without loading initial weights; None is this machine.
     """
     system = read_system()
-    if limit is not None:
+    if limit is None:
+        _check_is_here(system, call.config)
+    else:
         system = imagine_device(system, call.config, limit)
     task = call.task(system)
     if launched is not None:
@@ -79,7 +83,9 @@ def print_plan(
         report: dict[str, Any] = {"decisions": decisions, "rates": rates, **memory.as_dict()}
         report |= {} if init is None else {"init": asdict(init)}
         print_json(dumps({**report, "groups": group_rows, "layers": layers}, indent=1))
-        return 0
+        return int(memory.fits_nothing)
+    if limit is not None:
+        print_escaped(_describe_device(plan, limit))
     _print_decisions(plan, call, shows_all=shows_all)
     if init is not None:
         title = f"Initial weights: {init.source}"
@@ -89,7 +95,25 @@ def print_plan(
         show.print_table("Learning rate", rates, [numbers])
     _print_groups(group_rows, layers, FIND if call.config.optim.lr == FIND else "its own")
     _print_memory(memory, plan, launched, limit)
-    return 0
+    return int(memory.fits_nothing)
+
+
+def _check_is_here(system: SystemInfo, config: Config) -> None:
+    """Raise a ConfigError for a CUDA device on a machine without one."""
+    device = str(config.device or "")
+    if device.partition(":")[0] == "cuda" and not system.cuda_devices:
+        raise ConfigError(
+            f"device={device!r} is not available: this machine has no CUDA device. To plan for one "
+            "that is not here, add its memory, such as --memory 24GB."
+        )
+
+
+def _describe_device(plan: Plan, limit: int) -> str:
+    """Return for which device the plan is, and how to plan for another kind."""
+    kind, other = plan.device.type, "cuda" if plan.device.type == "cpu" else "cpu"
+    names = {"cpu": "a CPU", "cuda": "a GPU"}
+    text = f"Planned for {names.get(kind, kind)} (device={str(plan.device)!r}) with "
+    return f"{text}{format_bytes(limit)}. For {names[other]}, add --device {other}."
 
 
 def _print_decisions(plan: Plan, call: RecipeCall, *, shows_all: bool) -> None:
@@ -273,7 +297,7 @@ def _print_fits(report: MemoryReport, fits: list[Fit], limit: int, plan: Plan) -
     of = f"a batch of {share}" if plan.parallel_ranks == 1 else f"the {share} samples of a rank"
     title = f"Largest micro-batch that fits into {format_bytes(limit)}, of {of}"
     show.print_table(title, ("strategy", "micro_batch_size", "peak"), rows)
-    if not any(fit.micro_batch_size for fit in fits):
+    if report.fits_nothing:
         least = format_bytes(min(fit.peak for fit in fits))
         remedies = _list_remedies(plan, can_checkpoint=report.can_checkpoint)
         print_escaped(f"Not even 1 sample fits: it takes {least}. Try {remedies}.")

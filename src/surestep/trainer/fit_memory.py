@@ -120,7 +120,9 @@ def find_start(
         parts = -(-share // max(1, size))  # of about the same size
         found["fitting"] = FoundSize(-(-share // parts), _ESTIMATED)
     start, changes = found.get("fitting"), why_not_split(planned.info)
-    if start is not None and start.size < share and changes:
+    if start is not None and start.size < share and changes and memory is not None:
+        del found["fitting"]  # what fits is only asked for
+    elif start is not None and start.size < share and changes:
         raise ConfigError(
             f"micro_batch_size='fit' would split a batch into micro-batches of {start.size} "
             f"({start.why}), and that changes the update: {changes}. Set "

@@ -71,6 +71,12 @@ class MemoryReport:
     fits: list[Fit] | str
     can_checkpoint: bool
 
+    @property
+    def fits_nothing(self) -> bool:
+        """Whether not even one sample fits, under any strategy."""
+        fits = () if isinstance(self.fits, str) else self.fits
+        return bool(fits) and not any(fit.micro_batch_size for fit in fits)
+
     def as_dict(self) -> dict[str, Any]:
         """Return it as `--json` prints it."""
         traced, fits = self.traced, self.fits
@@ -109,12 +115,14 @@ def report_memory(
 
 def imagine_device(system: SystemInfo, config: Config, memory: int) -> SystemInfo:
     """Return the machine with the CUDA device of the config, if it has none."""
-    if not str(config.device or "").startswith("cuda") or system.cuda_devices:
+    kind, _, index = str(config.device or "").partition(":")
+    if kind != "cuda" or system.cuda_devices:
         return system
+    count = 1 + (int(index) if index.isdecimal() else 0)
     return replace(
         system,
-        cuda_devices=("a GPU that is not here",),
-        cuda_memory=(memory,),
+        cuda_devices=("a GPU that is not here",) * count,
+        cuda_memory=(memory,) * count,
         bf16_native=True,
         tf32=True,
     )
