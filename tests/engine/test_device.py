@@ -91,7 +91,7 @@ ONEDNN = [f"could not {what}" for what in ("create a primitive", "create a memor
 @pytest.mark.parametrize("text", [*ONEDNN, "could not execute a primitive"])
 @pytest.mark.parametrize("is_limited", [True, False])
 def test_failure_of_onednn_is_memory_if_this_process_has_a_limit(monkeypatch, text, is_limited):
-    monkeypatch.setattr("surestep.engine.device.limits_allocation", lambda: is_limited)
+    monkeypatch.setattr("surestep.engine.host_memory.limits_allocation", lambda: is_limited)
     assert ran_out(RuntimeError(text)) == ran_out_on_host(RuntimeError(text)) == is_limited
 
 
@@ -106,7 +106,7 @@ def test_failure_of_onednn_is_memory_if_this_process_has_a_limit(monkeypatch, te
     ids=repr,
 )
 def test_other_errors_are_not_memory(monkeypatch, error):
-    monkeypatch.setattr("surestep.engine.device.limits_allocation", lambda: True)
+    monkeypatch.setattr("surestep.engine.host_memory.limits_allocation", lambda: True)
     assert not ran_out(error)
 
 

@@ -20,7 +20,7 @@ from tests.laws.support.tasks import rows, session_of
 
 Folder = Callable[[], Path]
 OURS = str(Path(surestep.__file__).parent)
-FILES, CALLS = 7, 21
+FILES, CALLS = 7, 24
 OPTIONS: dict[str, Any] = {
     "max_steps": 40,
     "batch_size": 16,

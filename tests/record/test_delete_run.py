@@ -86,7 +86,7 @@ def test_run_in_use_is_not_deleted(place):
 
 def test_run_that_may_be_running_where_there_are_no_locks_is_not_deleted(place, monkeypatch):
     run = place / "runs" / "a" / "run"
-    monkeypatch.setattr("surestep.record.lock._lock", lambda file, folder: False)
+    monkeypatch.setattr("surestep.record.lock._lock", lambda *_: False)
     status = (run / "status.json").read_text()
     (run / "status.json").write_text(status.replace('"finished"', '"running"'))
     with pytest.raises(RunError, match="may be running: its file system has no locks"):

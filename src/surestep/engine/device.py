@@ -1,6 +1,5 @@
 """Differences between devices: which GPU "cuda" is, memory that ran out, dtypes of sums."""
 
-import errno
 import gc
 import traceback
 from collections.abc import Iterator
@@ -9,22 +8,14 @@ from typing import Any
 
 import torch
 
-from surestep.engine.host_memory import limits_allocation, peak_resident
+from surestep.engine.host_memory import peak_resident, ran_out_on_host
 
 WITHOUT_FLOAT64 = ("mps",)  # types of devices
 _STAGE = "surestep_stage"
-_HOST = ("DefaultCPUAllocator", "std::bad_alloc", "Cannot allocate memory")  # of torch, C++, Linux
 _DEVICE = (  # of MPS, of CUDA itself, and of its libraries for their workspace
     "MPS backend out of memory",
     "CUDA error: out of memory",
     "_ALLOC_FAILED",  # CUBLAS_STATUS_ALLOC_FAILED, CUFFT_ALLOC_FAILED and others
-)
-# All that oneDNN says, for any reason; with a limit on what a process allocates, that was it.
-# Source: dnnl_common.hpp and dnnl.hpp, `error::wrap_c_api`, whose status torch does not show.
-_ONEDNN = (
-    "could not create a primitive",
-    "could not create a memory object",
-    "could not execute a primitive",
 )
 _UNCHANGED: AbstractContextManager[Any] = nullcontext()
 
@@ -44,16 +35,6 @@ def ran_out(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError) or ran_out_on_host(error):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _DEVICE)
-
-
-def ran_out_on_host(error: BaseException) -> bool:
-    """Return whether the error of memory that ran out is one of the host's."""
-    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
-        return True
-    if not isinstance(error, RuntimeError):
-        return False
-    text = str(error)
-    return any(part in text for part in _HOST) or (text in _ONEDNN and limits_allocation())
 
 
 @contextmanager

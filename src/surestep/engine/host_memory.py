@@ -1,5 +1,6 @@
 """The memory of this process on the host, and what limits it."""
 
+import errno
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,6 +8,14 @@ from pathlib import Path
 from surestep.base.text import format_bytes
 
 _PROC, _CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
+_HOST = ("DefaultCPUAllocator", "std::bad_alloc", "Cannot allocate memory")  # of torch, C++, Linux
+# All that oneDNN says, for any reason; with a limit on what a process allocates, that was it.
+# Source: dnnl_common.hpp and dnnl.hpp, `error::wrap_c_api`, whose status torch does not show.
+_ONEDNN = (
+    "could not create a primitive",
+    "could not create a memory object",
+    "could not execute a primitive",
+)
 
 
 @dataclass(frozen=True)
@@ -154,3 +163,13 @@ def _read_lines(path: Path) -> list[str]:
         return path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
+
+
+def ran_out_on_host(error: BaseException) -> bool:
+    """Return whether the error of memory that ran out is one of the host's."""
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+        return True
+    if not isinstance(error, RuntimeError):
+        return False
+    text = str(error)
+    return any(part in text for part in _HOST) or (text in _ONEDNN and limits_allocation())

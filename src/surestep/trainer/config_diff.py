@@ -58,8 +58,10 @@ NOT_OPTIONS: Mapping[str, ResumeEffect] = {  # an option declares its own effect
     "torch": not_bitwise("another build of torch may round differently"),
     "surestep": not_bitwise("another version may compute differently"),
     "checkpoint.min_seconds": safe("it changes when the run saves, and not what it trains"),
+    "data.decoded_bytes": safe("images are decoded again or copied, with the same pixels"),
     "threads": not_bitwise("another number of threads sums in a different order"),
 }
+_NOT_DONE = (None, False, "off")
 
 
 class ConfigChange(NamedTuple):
@@ -157,6 +159,8 @@ def _options(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Conf
     for name in sorted(old.keys() | new.keys()):
         is_other_part = name == "total_steps" or name in LENGTHS or name in now["data"]
         if old.get(name) == new.get(name) or is_other_part:
+            continue
+        if name not in old and new[name] in _NOT_DONE:  # the release of the run lacked the option
             continue
         effect = _option_effect(name, new)
         follows = "." in name and name.partition(".")[0] in groups

@@ -104,6 +104,7 @@ FSDP = {"parallel.strategy": "fsdp"}
 ONLY_VALUE = (
     "device",
     "data.pin_memory",
+    "cuda_graph",
     "cudnn_benchmark",
     "parallel.strategy",
     "parallel.sync_batchnorm",
@@ -140,9 +141,9 @@ OPTION_VALUES: dict[str, OptionValue] = {
     "activation_checkpointing": OptionValue("every 2", parts={"model": blocks()}),
     "compile": OptionValue("default"),
     "compile_blocks": OptionValue(True, along=COMPILE, parts={"model": blocks()}),
+    "cuda_graph": OptionValue(False),
     "channels_last": OptionValue(True, parts={"model": nn.Conv2d(1, 3, 1)}),
     "matmul_precision": OptionValue("high"),
-    "cuda_graph": OptionValue(False),
     "cudnn_benchmark": OptionValue(False),
     "sdpa_backend": OptionValue("math"),
     "cpu_allocator": OptionValue("default"),

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from surestep.engine.batch import Batch, MicroBatch, flatten_tensors
-from surestep.engine.device import ran_out_on_host
-from surestep.engine.host_memory import HostMemory, read_host_memory
+from surestep.engine.host_memory import HostMemory, ran_out_on_host, read_host_memory
 from surestep.engine.object_search import Root
 from surestep.engine.profile.cuda_memory import (
     CudaMemory,

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from surestep.base.errors import CheckpointError, CorruptCheckpointError
 from surestep.base.version import VERSION
-from surestep.engine.device import ran_out_on_host
 from surestep.engine.distributed.shards import TensorMeta
+from surestep.engine.host_memory import ran_out_on_host
 from surestep.record.io import dumps, open_regular, parse_json, read_regular, size_of
 from surestep.record.safetensors_writer import DTYPES, FileDigest, dtype_of
 from surestep.record.schemas import MAX_INT, format_value
