@@ -26,6 +26,7 @@ from surestep.tuning.speed.arm import Arm, plan_recipe
 from surestep.tuning.speed.knob import NotTried
 from surestep.tuning.speed.list_knobs import list_knobs
 from surestep.tuning.speed.machine import read_machine
+from surestep.tuning.speed.traced_step import with_traced_step
 
 if TYPE_CHECKING:
     from surestep.engine.distributed.communicator import Communicator
@@ -65,7 +66,7 @@ class Measurements:
 
     def describe(self, options: Mapping[str, Any], knobs: Sequence[str]) -> dict[str, Any]:
         """Plan a run; return what it is, and what each knob has to try, or why nothing."""
-        planned = plan_recipe(self._recipe, options).planned
+        planned = with_traced_step(plan_recipe(self._recipe, options).planned)
         plan, system, every = planned.plan, planned.system, list_knobs()
         candidates: dict[str, Any] = {}
         for name in knobs:
