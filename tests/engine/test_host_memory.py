@@ -7,6 +7,7 @@ import pytest
 
 from surestep.engine import host_memory
 from surestep.engine.host_memory import limits_allocation, read_host_memory
+from surestep.engine.plan.system import read_system
 from tests.forked import fork
 
 STATUS = "Name:\tpython\nVmSize:\t  4096 kB\nVmRSS:\t  2048 kB\n"
@@ -66,6 +67,13 @@ def test_limit_above_the_memory_of_the_machine_is_none(system, limit):
     assert found.describe() == (
         "This process has 2.0 MiB on the host (RSS), and 4.0 GiB of 8.0 GiB are available."
     )
+
+
+def test_plan_counts_with_the_memory_of_the_container(system):
+    whole = read_system().memory
+    system("proc/self/cgroup", "0::/\n")
+    system("cgroup/memory.max", f"{GIB}\n")
+    assert read_system().memory == GIB < whole
 
 
 def test_system_without_these_files_is_read(system, tmp_path):

@@ -21,6 +21,7 @@ from surestep.engine.distributed.launcher_env import (
     read_accelerate,
     read_launched,
 )
+from surestep.engine.host_memory import read_limits
 
 EXTRAS = ("bitsandbytes", "deepspeed", "accelerate", "tensorboard", "mlflow", "wandb", "PIL")
 
@@ -38,7 +39,7 @@ class SystemInfo:
         mps: torch can compute on an Apple GPU.
         compiler: there is a C++ compiler, which torch.compile needs on a CPU.
         extras: installed packages that only some options need.
-        memory: of the host, for all processes; infinity if that is not known.
+        memory: of the host or of the container, for all processes; infinity if that is not known.
         is_daemon: this process is a daemon of multiprocessing, which may start no processes.
     """
 
@@ -89,10 +90,16 @@ def read_system() -> SystemInfo:
         accelerate=read_accelerate(),
         allocator=read_allocator(),
         mps=torch.backends.mps.is_available(),
-        memory=machine_memory(),
+        memory=_read_memory(),
         is_daemon=current_process().daemon,
         compiler=any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))),
     )
+
+
+def _read_memory() -> float:
+    """Return the memory of the machine, or the limit of the container or job if that is less."""
+    *_, container_limit = read_limits()
+    return machine_memory() if container_limit is None else min(machine_memory(), container_limit)
 
 
 def device_name(system: SystemInfo, device: torch.device) -> str:

@@ -315,7 +315,8 @@ def keep_decoded(ctx: PlanContext) -> Decision:
     if (parse_bytes(amount) or 0) > ctx.system.memory:
         ctx.reject(
             f"{start} is more than the {format_bytes(int(ctx.system.memory))} of memory of this "
-            f"machine. Use data.keep_decoded='{int(ctx.system.memory / 2e6)}MB' or less."
+            "machine or its container. "
+            f"Use data.keep_decoded='{int(ctx.system.memory / 2e6)}MB' or less."
         )
     return ctx.declared()
 
