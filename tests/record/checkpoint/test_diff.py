@@ -53,6 +53,12 @@ def test_tensors_are_equal_only_if_bitwise_identical(tmp_path):
     assert (found.changed[0].largest, found.changed[0].relative) == (0, 0)
 
 
+def test_element_that_did_not_change_does_not_make_the_change_nan(tmp_path):
+    before, now = (torch.tensor([math.nan, math.inf, 0.0, end]) for end in (1.0, 1.5))
+    (found,) = compared(tmp_path, Buffers(x=before), Buffers(x=now)).changed
+    assert (found.changed, found.largest) == (1, 0.5)
+
+
 def test_every_dtype_is_compared(tmp_path):
     types = [torch.bool, torch.int64, torch.uint8, torch.bfloat16, torch.float8_e4m3fn]
     types += [torch.complex64, torch.float64]
