@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from surestep.base.errors import SurestepError
@@ -22,11 +23,12 @@ from surestep.engine.distributed.launcher_env import read_launched
 from surestep.engine.distributed.process_group import join_process_group
 from surestep.laws.record import Place
 from surestep.tuning.channel import SOCKET, Channel
-from surestep.tuning.speed.arm import Arm, plan_recipe
+from surestep.tuning.speed.arm import Arm, load_call, plan_recipe
 from surestep.tuning.speed.knob import NotTried
 from surestep.tuning.speed.list_knobs import list_knobs
 from surestep.tuning.speed.machine import read_machine
 from surestep.tuning.speed.traced_step import with_traced_step
+from surestep.tuning.speed.whole_run import measure_whole_run
 
 if TYPE_CHECKING:
     from surestep.engine.distributed.communicator import Communicator
@@ -54,6 +56,7 @@ class Measurements:
             "rewind": self.rewind,
             "window": self.take_window,
             "measure_shares": self.measure_shares,
+            "measure_whole": self.measure_whole,
             "close": self.close,
             "train": self.train,
             "record": self.record,
@@ -80,6 +83,11 @@ class Measurements:
             "seed": plan.seed,
             "candidates": candidates,
             "machine": read_machine(system, plan.device),
+            "intervals": {
+                "validation.every": str(plan.validation_every),
+                "checkpoint.every": str(plan.checkpoint_every),
+                "logging.every": str(plan.logging_every),
+            },
         }
 
     def open(self, arm: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,6 +123,12 @@ class Measurements:
         """Measure where the time of an arm's steps goes; return the shares, and lines about it."""
         found = self._arms[arm].measure_shares(steps)
         return {"shares": found.shares, "lines": found.describe(), "measured": found.as_dict()}
+
+    def measure_whole(self, options: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        """Measure the parts of a run with options, in a temporary folder."""
+        call = load_call(self._recipe, options)
+        found = measure_whole_run(call.task(), call.config, seconds=seconds, origin=call.origin)
+        return {"whole": asdict(found)}
 
     def close(self, arm: str) -> dict[str, Any]:
         """End an arm."""

@@ -11,7 +11,20 @@ from surestep.tuning.speed.measurer import Measurer
 from surestep.tuning.speed.measuring_process import MeasuringFailed
 from surestep.tuning.speed.pair import PairOfArms
 from surestep.tuning.speed.result import TuneResult
+from surestep.tuning.speed.whole_run import WholeRun
 
+WHOLE = WholeRun(
+    steps=1000,
+    step_s=0.11,
+    logging_s=0.01,
+    evaluations=20,
+    evaluation_s=1.0,
+    saves=3,
+    save_s=2.0,
+    start_s=5.0,
+    end_s=6.0,
+    best_saves=2,
+)
 WINDOW_S = 0.5  # of the clock of the fake, for each window
 
 
@@ -26,6 +39,7 @@ class FakeMeasurer(Measurer):
         failing: by an option, how it fails.
         kind: of that failure.
         unlike: options that change the numbers.
+        whole: the parts of the run; None with several ranks, or how measuring them fails.
         losses: by an option, what it adds to the loss.
     """
 
@@ -34,6 +48,7 @@ class FakeMeasurer(Measurer):
         self.noise, self.start_s, self.failing = 0.02, {}, {}
         self.no_shares = self.kind = ""
         self.unlike, self.losses, self.wait, self.run = (), {}, 0.5, {}
+        self.whole = WHOLE
         self.__dict__.update(more)
         self.now, self.rng, self.opened = 0.0, random.Random(0), []
 
@@ -47,6 +62,7 @@ class FakeMeasurer(Measurer):
         found = {name: self.found[name] for name in knobs}
         found = {name: one(options) if callable(one) else one for name, one in found.items()}
         run = {"total_steps": 1000, "steps_per_epoch": 50, "seed": 0, "machine": {}}
+        run["intervals"] = {"validation.every": "1 epoch", "checkpoint.every": "5 minutes"}
         return {**run, **self.run, "candidates": found}
 
     @contextmanager
@@ -76,6 +92,11 @@ class FakeMeasurer(Measurer):
             raise MeasuringFailed(self.no_shares)
         parts = {"data": self.wait, "forward": 1 - self.wait}
         return {"shares": parts, "lines": [f"A step waits for {self.wait:.0%} of its time."]}
+
+    def measure_whole(self, options, seconds):
+        if isinstance(self.whole, str):
+            raise MeasuringFailed(self.whole)
+        return self.whole
 
     def find_difference(self, one, other, steps):
         self.now += 1

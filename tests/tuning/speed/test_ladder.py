@@ -5,6 +5,7 @@ import json
 import pytest
 
 from surestep.tuning.speed.measuring_process import HUNG, MeasuringFailed
+from surestep.tuning.speed.table import summarize
 from tests.tuning.speed.fakes import FakeMeasurer, climb, make_knob
 
 
@@ -145,6 +146,30 @@ def test_rung_has_to_save_its_start_within_the_run():
     quick = FakeMeasurer({"a=1": 0.5}, found, start_s={"a=1": 6.0})
     rung = climb(quick, make_knob("a")).rungs["a=1"]
     assert (rung.outcome, rung.break_even) == ("kept", pytest.approx(120, rel=0.1))
+
+
+def test_whole_run_has_its_other_parts_before_and_after():
+    fake = FakeMeasurer({"a=1": 0.5}, {"a": [{"a": 1}]}, start_s={"a=1": 6.0}, noise=0.0)
+    result = climb(fake, make_knob("a")).result
+    written = result.as_json()
+    assert written["whole"]["total_s"] == pytest.approx(100 + 10 + 20 + 10 + 5 + 6)
+    assert written["whole_kept"]["total_s"] == pytest.approx(50 + 10 + 20 + 10 + 11 + 6)
+    assert written["whole_proposed"] is None
+    text = "\n".join(summarize(result))
+    assert "The whole run takes 2 min 31 s" in text
+    assert "evaluation (20)" in text
+    assert "checkpoint.every=5 minutes" in text
+    assert "With what is kept: 1 min 47 s instead of 2 min 31 s. A step is 2 times as fast" in text
+
+
+@pytest.mark.parametrize(
+    ("whole", "reason"), [(None, "it is measured with one process only"), ("no disk", "no disk")]
+)
+def test_steps_are_summed_if_the_whole_run_is_not_known(whole, reason):
+    fake = FakeMeasurer({"a=1": 0.5}, {"a": [{"a": 1}]}, whole=whole, noise=0.0)
+    text = "\n".join(summarize(climb(fake, make_knob("a")).result))
+    assert f"What the run takes beside its steps is not known: {reason}." in text
+    assert "With what is kept: 50 s instead of 1 min 40 s" in text
 
 
 def test_what_is_not_tried_for_lack_of_time_says_so():

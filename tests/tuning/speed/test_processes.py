@@ -114,6 +114,14 @@ def test_shares_are_measured_with_workers_and_the_arm_continues(measurer):
         assert pair.measure_round() > 0
 
 
+def test_parts_of_the_whole_run_are_measured_with_its_options(measurer):
+    whole = measurer.measure_whole({"epochs": 3}, 0.1)
+    assert (whole.steps, whole.evaluations) == (24, 0)
+    assert 0 < whole.save_s < whole.total_s
+    with measurer.open_pair({}, {}, is_process_wide=False) as pair:
+        assert pair.measure_round() > 0
+
+
 def test_losses_are_those_of_the_run(measurer):
     losses = measurer.train({"optim.lr": 1e-9}, 8)
     assert losses == measurer.train({"optim.lr": 1e-9, "data.num_workers": 1}, 8)

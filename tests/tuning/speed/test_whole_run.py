@@ -40,6 +40,12 @@ def test_total_is_the_sum_of_the_parts():
     assert RUN.total_s == pytest.approx(72)
 
 
+def test_saves_of_the_best_evaluations_are_counted_at_most():
+    most = replace(RUN, best_saves=4)
+    assert most.parts["checkpoint"] == 7
+    assert "checkpoint (3, and at most 4 of the best)" in "\n".join(most.describe())
+
+
 def test_other_steps_have_the_same_logging():
     assert RUN.with_step(0.2).total_s == pytest.approx(72 - 100 * 0.2)
 
@@ -85,6 +91,7 @@ def test_parts_have_the_times_that_they_sleep(clock):
     assert found.step_s == pytest.approx(STEP_S)
     assert (found.evaluations, found.evaluation_s) == (4, pytest.approx(2 * EVALUATION_S))
     assert found.saves == 1  # that of the last step is at the end
+    assert found.best_saves == 3
     assert found.parts["steps"] == pytest.approx(40 * STEP_S)
     assert found.parts["evaluation"] == pytest.approx(8 * EVALUATION_S)
 

@@ -22,7 +22,7 @@ from surestep.engine.state.state import Progress
 from surestep.engine.step.part import Functions
 from surestep.laws.record import Place, RunRecord, record_steps
 from surestep.recipes.find import find
-from surestep.recipes.load import call_recipe, load_file
+from surestep.recipes.load import RecipeCall, call_recipe, load_file
 from surestep.record.pretrained import load_init_weights
 from surestep.trainer.build import build
 from surestep.trainer.planning import PreparedTask, plan_task
@@ -51,10 +51,15 @@ def plan_recipe(recipe: str, options: Mapping[str, Any]) -> PlannedRecipe:
         recipe: its name or path.
         options: of the Config and, as "task.NAME", of the recipe.
     """
-    loaded = load_file(find(recipe))
-    call = call_recipe(loaded, options, dict.fromkeys(options, "surestep tune"))
+    call = load_call(recipe, options)
     planned = plan_task(call.task(), call.config, origin=call.origin)
-    return PlannedRecipe(planned, loaded.module)
+    return PlannedRecipe(planned, call.recipe.module)
+
+
+def load_call(recipe: str, options: Mapping[str, Any]) -> RecipeCall:
+    """Load a recipe again, with options; see `plan_recipe`."""
+    loaded = load_file(find(recipe))
+    return call_recipe(loaded, options, dict.fromkeys(options, "surestep tune"))
 
 
 class Arm:

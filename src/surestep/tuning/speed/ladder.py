@@ -36,6 +36,7 @@ _SEEDS = 3  # of the loss curves
 _FEWEST_STEPS = 20  # of a loss curve
 _PROOF_SHARE, _CURVES_SHARE = 0.05, 0.1  # of the whole time, for one proof or the curves of a knob
 _PROOF_STEPS = (3, 200)
+_WHOLE_SHARE, _MOST_WHOLE_S = 0.02, 5.0  # of the whole time, for the steps of the whole run
 _TOTALS_SHARE = 0.1  # of the whole time, for the first options against the last
 _FEW_STEPS = 20  # of a run, in which hardly anything pays back
 # How many times as long a step takes whose tensors are hashed: 1.8 with the recipe digits, and 10
@@ -90,6 +91,7 @@ class Ladder:
         result.comparisons = rungs + _AGAIN
         self._error = share_error(result.comparisons + _TOTALS)
         self._measure_noise()
+        self._measure_whole()
         result.notes += self._describe_limits()
         self._save()
         for keeps_numbers in (True, False):
@@ -141,6 +143,18 @@ class Ladder:
         except MeasuringFailed as failed:
             result.notes.append(f"Where the time of a step goes was not measured: {failed}.")
         result.shares = dict(self._shares)
+
+    def _measure_whole(self) -> None:
+        """Measure what the whole run takes beside its steps."""
+        result = self._result
+        seconds = min(_MOST_WHOLE_S, _WHOLE_SHARE * self._seconds)
+        try:
+            result.whole = self._measurer.measure_whole(result.fixed, seconds)
+            reason = "it is measured with one process only"
+        except MeasuringFailed as failed:
+            reason = str(failed)
+        if result.whole is None:
+            result.notes.append(f"What the run takes beside its steps is not known: {reason}.")
 
     def _describe_limits(self) -> list[str]:
         """Return sentences about what can hardly be found here."""

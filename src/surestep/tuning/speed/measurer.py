@@ -14,6 +14,7 @@ from surestep.laws.record import Place, RunRecord
 from surestep.tuning.speed.knob import Options
 from surestep.tuning.speed.measuring_process import MeasuringProcess
 from surestep.tuning.speed.pair import Pair, PairOfArms, PairOfProcesses
+from surestep.tuning.speed.whole_run import WholeRun
 
 
 class Measurer(ABC):
@@ -40,6 +41,10 @@ class Measurer(ABC):
         """Return the share of each part of a step, "shares", and "lines" that describe it."""
 
     @abstractmethod
+    def measure_whole(self, options: Options, seconds: float) -> WholeRun | None:
+        """Measure the parts of a whole run; None with several ranks, which would share a folder."""
+
+    @abstractmethod
     def find_difference(self, one: Options, other: Options, steps: int) -> Difference | None:
         """Train twice from the start; return the first difference in bits."""
 
@@ -59,7 +64,7 @@ class ProcessMeasurer(Measurer):
     """
 
     def __init__(self, recipe: str, log: Path, nproc: int, limit_s: float) -> None:
-        self._limit_s = limit_s
+        self._limit_s, self._nproc = limit_s, nproc
         self._start = partial(MeasuringProcess, recipe, log, nproc)
         self._rng = random.Random()  # no run depends on the order of windows
         self._process: MeasuringProcess | None = None
@@ -119,6 +124,15 @@ class ProcessMeasurer(Measurer):
             self._close_arm(other)
         self._open(name, options)
         return self._ask(do="measure_shares", arm=name, steps=self.steps)
+
+    def measure_whole(self, options: Options, seconds: float) -> WholeRun | None:
+        """See `Measurer`. It has a new process, since a run sets handlers of signals and more."""
+        if self._nproc > 1:
+            return None
+        self.close()
+        found = self._ask(do="measure_whole", options=dict(options), seconds=seconds)
+        self.close()
+        return WholeRun(**found["whole"])
 
     def _open(self, name: str, options: Options) -> None:
         if name not in self._starts:

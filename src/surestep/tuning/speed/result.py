@@ -1,9 +1,10 @@
 """What a tuning has found: its rungs, in the order in which they were tried."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from surestep.tuning.speed.interval import Interval
+from surestep.tuning.speed.whole_run import WholeRun
 
 RESULT_FORMAT = 1
 Outcome = Literal["kept", "proposed", "not taken", "failed", "not tried"]
@@ -89,6 +90,7 @@ class TuneResult:
         shares: of the parts of the time of a step, before the rungs.
         profile: where that time goes in detail, with lines for the terminal; empty if that could
             not be measured.
+        whole: the parts of the whole run before the rungs; None if they were not measured.
         rungs: in the order in which they were tried.
         total: the first options against the last, measured again at the end.
         stopped: why it ended early: "Ctrl-C", "SIGTERM", "out of time"; "" if it did not.
@@ -105,6 +107,7 @@ class TuneResult:
     comparisons: int = 0
     shares: dict[str, float] = field(default_factory=dict)
     profile: dict[str, Any] = field(default_factory=dict)
+    whole: WholeRun | None = None
     rungs: list[Rung] = field(default_factory=list)
     total: Interval | None = None
     total_proposed: Interval | None = None
@@ -119,6 +122,33 @@ class TuneResult:
                 options |= rung.options
         return options
 
+    def estimate_whole(self, ratio: float, *outcomes: Outcome) -> WholeRun | None:
+        """Return the whole run with the options of rungs; None if it was not measured.
+
+        Args:
+            ratio: of the time of a step without its logging.
+            outcomes: of these rungs, whose longer starts are added.
+        """
+        if self.whole is None:
+            return None
+        added_s = sum(rung.start_s or 0.0 for rung in self.rungs if rung.outcome in outcomes)
+        quicker = self.whole.with_step(ratio * (self.whole.step_s - self.whole.logging_s))
+        return replace(quicker, start_s=quicker.start_s + added_s)
+
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""
-        return {"format": RESULT_FORMAT, **asdict(self)}
+        whole = {
+            name: None if run is None else run.as_dict()
+            for name, run in (("whole", self.whole), *self.list_estimates().items())
+        }
+        return {"format": RESULT_FORMAT, **asdict(self), **whole}
+
+    def list_estimates(self) -> dict[str, WholeRun | None]:
+        """Return the whole run with what is kept, and with what is proposed too."""
+        kept, proposed = self.total, self.total_proposed
+        return {
+            "whole_kept": None if kept is None else self.estimate_whole(kept.ratio, "kept"),
+            "whole_proposed": None
+            if proposed is None
+            else self.estimate_whole(proposed.ratio, "kept", "proposed"),
+        }

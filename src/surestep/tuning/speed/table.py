@@ -75,16 +75,29 @@ def summarize(result: TuneResult) -> Iterator[str]:
 
 
 def _describe_whole(result: TuneResult) -> Iterator[str]:
-    steps, step_s = result.run["total_steps"], result.step_s or 0.0
-    before_s = steps * step_s
-    yield f"The {steps} steps of the run take {format_duration(before_s)} as it is."
-    for name, total in (("kept", result.total), ("proposed too", result.total_proposed)):
+    """Yield the time of the whole run, or of its steps if no more is known, before and after."""
+    steps, whole = result.run["total_steps"], result.whole
+    if whole is None:
+        before_s = steps * (result.step_s or 0.0)
+        yield f"The {steps} steps of the run take {format_duration(before_s)} as it is."
+    else:
+        before_s = whole.total_s
+        yield from whole.describe()
+        intervals = ", ".join(f"{name}={every}" for name, every in result.run["intervals"].items())
+        yield f"A tuning never changes how often these happen: {intervals}."
+    estimates = result.list_estimates()
+    for name, total, after in (
+        ("kept", result.total, estimates["whole_kept"]),
+        ("proposed too", result.total_proposed, estimates["whole_proposed"]),
+    ):
         if total is not None:
+            after_s = before_s * total.ratio if after is None else after.total_s
             yield (
-                f"With what is {name}: {format_duration(before_s * total.ratio)}, "
-                f"{1 / total.ratio:.3g} times as fast ({_describe_speed(total)})."
+                f"With what is {name}: {format_duration(after_s)} instead of "
+                f"{format_duration(before_s)}. A step is {_describe_speed(total)}."
             )
 
 
 def _describe_speed(total: Interval) -> str:
-    return f"{1 / total.high:.3g} to {1 / total.low:.3g}, measured against the first options again"
+    times = f"{1 / total.ratio:.3g} times as fast ({1 / total.high:.3g} to {1 / total.low:.3g}"
+    return f"{times}, measured against the first options again)"

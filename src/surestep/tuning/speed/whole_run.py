@@ -41,6 +41,7 @@ class WholeRun:
         evaluations: how many there are; None if that is not known before.
         evaluation_s: seconds of one of all validation sets.
         saves: checkpoints between the steps, without the one at the end; None if not known.
+        best_saves: the most there can be besides, of evaluations that are among the best.
         save_s: seconds for which training waits for one.
         start_s: from the call to the first step, and what the first steps take longer than others.
         end_s: from the last step to the end, with the last checkpoint.
@@ -55,6 +56,7 @@ class WholeRun:
     save_s: float
     start_s: float
     end_s: float
+    best_saves: int = 0
 
     @property
     def parts(self) -> dict[str, float]:
@@ -64,7 +66,7 @@ class WholeRun:
             "steps": self.steps * self.step_s - logging_s,
             "logging": logging_s,
             "evaluation": (self.evaluations or 0) * self.evaluation_s,
-            "checkpoint": (self.saves or 0) * self.save_s,
+            "checkpoint": ((self.saves or 0) + self.best_saves) * self.save_s,
             "start": self.start_s,
             "end": self.end_s,
         }
@@ -84,12 +86,16 @@ class WholeRun:
 
     def describe(self) -> list[str]:
         """Return lines for the terminal."""
-        counts = {"steps": self.steps, "evaluation": self.evaluations, "checkpoint": self.saves}
+        saves = _shown(self.saves)
+        if self.best_saves:
+            saves += f", and at most {self.best_saves:,} of the best"
+        evaluations = _shown(self.evaluations)
+        counts = {"steps": _shown(self.steps), "evaluation": evaluations, "checkpoint": saves}
         lines = [f"The whole run takes {format_duration(self.total_s)}:"]
         for name, seconds in self.parts.items():
-            count = "" if name not in counts else f" ({_shown(counts[name])})"
+            count = "" if name not in counts else f" ({counts[name]})"
             share = seconds / self.total_s
-            lines.append(f"  {name + count:<28} {share:>6.1%}  {format_duration(seconds)}")
+            lines.append(f"  {name + count:<44} {share:>6.1%}  {format_duration(seconds)}")
         return lines
 
 
@@ -132,6 +138,7 @@ def _measure(session: Session, prepared_s: float, seconds: float) -> WholeRun:
     parts_s, end_timing = session.loop.parts.time()
     step_s, count = _repeat_steps(session, steps, seconds)
     end_timing()
+    evaluations = count_evaluations(session) if session.task.val_sets() else 0
     beside_s = sum(own for name, own in parts_s.items() if name not in (_EVALUATES, _SAVES))
     evaluation_s = 0.0
     if session.task.val_sets():
@@ -143,12 +150,13 @@ def _measure(session: Session, prepared_s: float, seconds: float) -> WholeRun:
         steps=plan.total_steps,
         step_s=step_s,
         logging_s=min(beside_s / count, step_s),
-        evaluations=count_evaluations(session) if session.task.val_sets() else 0,
+        evaluations=evaluations,
         evaluation_s=evaluation_s,
         saves=_count_saves(plan, step_s),
         save_s=save_s,
         start_s=prepared_s + max(0.0, first_s - _WARM_UP * step_s),
         end_s=end_s,
+        best_saves=_count_best_saves(plan, evaluations),
     )
 
 
@@ -179,10 +187,7 @@ def _time(session: Session, function: Callable[[], object]) -> float:
 
 
 def _count_saves(plan: Plan, step_s: float) -> int | None:
-    """Return how many checkpoints a run saves between its steps; None if it is not known.
-
-    Those of the best evaluations are not counted: which ones are better, only the run shows.
-    """
+    """Return how many checkpoints a run saves between its steps; None if it is not known."""
     trigger = PeriodicTrigger(plan.checkpoint_every, plan.steps_per_epoch)
     due = trigger.count_due(plan.total_steps - 1)
     if due is None and trigger.unit == "minutes":
@@ -191,3 +196,14 @@ def _count_saves(plan: Plan, step_s: float) -> int | None:
     if due is None or not least_s:
         return due
     return min(due, int(plan.total_steps * step_s / least_s))
+
+
+def _count_best_saves(plan: Plan, evaluations: int | None) -> int:
+    """Return how many evaluations may each save a step that is among the best.
+
+    Which ones do, only the run shows. The last step is saved in any case, and a step is saved once.
+    """
+    if not plan.checkpoint_keep_best or plan.validation_metric is None or not evaluations:
+        return 0
+    is_saved_already = plan.validation_every == plan.checkpoint_every
+    return 0 if is_saved_already and not plan.checkpoint_min_seconds else evaluations - 1
