@@ -41,13 +41,20 @@ def test_interval_is_that_of_the_logarithms():
     assert found.width == pytest.approx(found.high - 1)
 
 
-def climb(rng, comparisons, effect, noise):
-    """Return how many of the comparisons of a ladder are won."""
-    error = share_error(comparisons)
+def test_rounds_that_another_process_slowed_down_are_left_out():
+    ratios = [0.5, 0.52, 0.48, 0.51, 0.49]
+    clean, disturbed = (compute_interval([*ratios, last], 0.01) for last in (0.53, 5.0))
+    assert disturbed.high == clean.high < 1
+    assert disturbed.ratio == clean.ratio == pytest.approx(0.505, abs=1e-3)
 
-    def measure():
-        slow = 1.3 if rng.random() < 0.05 else 1.0  # another program runs in one of the windows
-        return effect * slow * math.exp(rng.gauss(0, noise))
+
+def climb(rng, comparisons, effect, noise, slow=(1.3, 0.05)):
+    """Return how many of the comparisons of a ladder are won."""
+    error, (factor, often) = share_error(comparisons), slow
+
+    def measure():  # another program runs in some of the windows
+        before, after = (factor if rng.random() < often else 1.0 for _ in range(2))
+        return effect * after / before * math.exp(rng.gauss(0, noise))
 
     found = [compare_rounds(measure, error, lambda: True) for _ in range(comparisons)]
     return sum(one.wins for one in found)
@@ -59,10 +66,13 @@ def test_ladder_of_a_against_a_wins_falsely_in_less_than_one_of_twenty():
     assert false <= 10
 
 
-@pytest.mark.parametrize(("effect", "most_missed"), [(0.9, 12), (0.8, 0)])
-def test_rung_that_is_faster_is_found(effect, most_missed):
+@pytest.mark.parametrize(
+    ("effect", "slow", "most_missed"),
+    [(0.9, (1.3, 0.05), 6), (0.8, (1.3, 0.05), 0), (0.9, (3.0, 0.1), 40), (0.6, (3.0, 0.1), 6)],
+)
+def test_rung_that_is_faster_is_found(effect, slow, most_missed):
     rng = random.Random(1)
-    won = sum(climb(rng, 12, effect, 0.04) for _ in range(10))
+    won = sum(climb(rng, 12, effect, 0.04, slow) for _ in range(10))
     assert won >= 120 - most_missed
 
 

@@ -1,16 +1,21 @@
 """Compare two times a step from rounds of windows, with an interval that holds for all looks.
 
 Each round measures both in turn, so what slows down the machine slows down both. The ratio of a
-round is compared on its logarithm, whose mean has an interval of Student's t.
+round is compared on its logarithm. Its trimmed mean leaves out the rounds in which another process
+slowed down one of the two windows, and has an interval of Student's t.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import mean, stdev
 
 LEVEL = 0.95  # of all intervals of a tuning together
 LOOKS = (6, 12, 24)  # rounds after which a comparison may end
+# Of the rounds, at each end. If a tenth of the windows are 3 times as slow, 0.9 of the time is
+# found in 79% of the comparisons, and in 14% without trimming; a quarter makes too many false wins.
+_TRIMMED = 0.2
 
 
 @dataclass(frozen=True)
@@ -18,7 +23,7 @@ class Interval:
     """A ratio of two times, below 1 if the second is shorter, with its interval.
 
     Attributes:
-        ratio: geometric mean over the rounds.
+        ratio: trimmed geometric mean over the rounds.
         low: lower end.
         high: upper end.
         rounds: how many were measured.
@@ -52,15 +57,21 @@ def share_error(comparisons: int) -> float:
 
 
 def compute_interval(ratios: Sequence[float], error: float) -> Interval:
-    """Return the mean of ratios with its interval.
+    """Return the trimmed mean of ratios with its interval.
 
     Args:
         ratios: of the rounds, two or more.
         error: probability that the interval does not have the true ratio.
+
+    Source: Tukey and McLaughlin, Less vulnerable confidence and significance procedures, 1963.
     """
-    logs = [math.log(ratio) for ratio in ratios]
-    center, n = mean(logs), len(logs)
-    half = find_t(n - 1, error) * stdev(logs) / math.sqrt(n)
+    logs, n = sorted(math.log(ratio) for ratio in ratios), len(ratios)
+    cut = int(_TRIMMED * n)
+    inner = logs[cut : n - cut]
+    center = mean(inner)
+    winsorized = [inner[0]] * cut + inner + [inner[-1]] * cut
+    deviation = stdev(winsorized) / (len(inner) / n)
+    half = find_t(len(inner) - 1, error) * deviation / math.sqrt(n)
     return Interval(math.exp(center), math.exp(center - half), math.exp(center + half), n)
 
 
@@ -91,6 +102,7 @@ def compare_rounds(
     return found
 
 
+@cache
 def find_t(freedom: int, error: float) -> float:
     """Return the value that Student's t exceeds in size with this probability.
 
