@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import surestep
 from surestep.base.errors import OutOfMemoryError
+from surestep.engine import private
 from surestep.engine.profile import kept_tensors, memory_use
 from surestep.recipes import chars
 from surestep.trainer import out_of_memory
@@ -58,7 +59,7 @@ class RunsOutInEvaluation(RunsOut):
 
 def fail(folder: Path, parts: dict | None = None, **options) -> tuple[str, dict]:
     """Return the error of a run that fails in its third step, and the file."""
-    with pytest.raises(OutOfMemoryError, match="Memory ran out in step 3: ") as caught:
+    with pytest.raises(OutOfMemoryError, match=r"Memory ran out in step 3[:,] ") as caught:
         tiny.fit(folder / "run", {"model": RunsOut(), **(parts or {})}, **options)
     path = folder / "run" / "out-of-memory-step-3.json"
     assert str(path) in str(caught.value)
@@ -401,7 +402,55 @@ def test_update_that_runs_out_gets_no_advice_about_micro_batches(tmp_path):
     model = nn.Linear(tiny.FEATURES, tiny.CLASSES)
     parts = {"model": model, "optimizer": partial(UpdateRunsOut, lr=0.1)}
     message, _ = fail(tmp_path, parts)
+    assert message.startswith("Memory ran out in step 3, in the update, after the backward pass: ")
     assert "micro_batch_size" not in message
+
+
+UNFREEZES = (nn.Parameter, "requires_grad_"), "where layers are unfrozen"
+SETS_MODES = (nn.Linear, "train"), "where modules are set to training mode"
+AVERAGES = (private, "foreach_lerp_"), "in the average of the weights"
+
+
+@pytest.mark.parametrize(("owner", "part"), [UNFREEZES, SETS_MODES, AVERAGES])
+def test_what_runs_out_before_the_forward_pass_is_named(tmp_path, monkeypatch, owner, part):
+    monkeypatch.setenv("SURESTEP_CACHE_DIR", str(tmp_path / "cache"))
+
+    class RunOut(surestep.Callback):
+        def on_step(self, state, result):
+            if state.progress.step == 2:
+                state.model.eval()  # so that the next step sets the mode of training
+                monkeypatch.setattr(*owner, lambda *_: run_out(), raising=False)
+
+    task = tiny.task(model=nn.Sequential(nn.Linear(tiny.FEATURES, tiny.CLASSES)))
+    options = {"optim": {"groups": ["0.bias freeze='2 steps'"]}, "average": {"kind": "ema"}}
+    config = tiny.config(micro_batch_size="fit", **options)
+    trainer = surestep.Trainer(task, config, run=tmp_path / "run", callbacks=[RunOut()])
+    with pytest.raises(OutOfMemoryError) as caught:
+        trainer.fit()
+    message = str(caught.value)
+    assert message.startswith(f"Memory ran out in step 3, {part}, before the forward pass: ")
+    assert message.endswith("and resume from the last checkpoint.")
+    assert "micro_batch_size=" not in message
+
+
+@pytest.mark.parametrize("place", ["forward", "update"])
+def test_custom_step_that_runs_out_names_the_update_only_there(tmp_path, place):
+    def step(manual_step: surestep.ManualStep) -> None:
+        for micro_batch in manual_step.micro_batches("net"):
+            if place == "forward" and manual_step.index == 2:
+                run_out()
+            x, y = micro_batch.args
+            loss = nn.functional.cross_entropy(manual_step.model(x), y)
+            manual_step.backward(loss, micro_batch)
+        manual_step.step("net")
+
+    net = nn.ModuleDict({"net": nn.Linear(tiny.FEATURES, tiny.CLASSES)})
+    net.forward = net["net"].forward
+    optimizers = {"net": partial(UpdateRunsOut, lr=0.1) if place == "update" else surestep.Optim()}
+    parts = {"model": net, "loss": None, "step": step, "optimizers": optimizers}
+    message, _ = fail(tmp_path, parts)
+    assert ("in the update" in message) is (place == "update")
+    assert ("micro_batch_size=4" in message) is (place == "forward")
 
 
 def test_advice_begins_at_the_size_that_a_run_has_reached(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from surestep.base.errors import OutOfMemoryError
 from surestep.engine.device import ran_out
 from surestep.engine.state.state import State
 from surestep.engine.step.callback import Callback
-from surestep.engine.step.fitted_steps import ran_out_in_update
+from surestep.engine.step.fitted_steps import find_fixed_part
 from surestep.engine.step.part import Part
 from surestep.engine.step.train_step import StepResult
 from surestep.record.run_writer import RunWriter
@@ -49,14 +49,16 @@ class ExplainMemory(Part):
 
         step, size = state.progress.step, place if isinstance(place, int) else None
         where, name = f"in step {step + 1}", f"step-{step + 1}"
+        if part := find_fixed_part(error):
+            where = f"{where}, {part}"
         if size is not None:
             where, name = f"in the evaluation after step {step}", f"evaluation-{step}"
         path = self._recorder.folder / f"out-of-memory-{name}"
         if self._rank:
             path = path.with_name(f"{path.name}-rank-{self._rank}")
         plan = self._planned.plan.replace(micro_batch_size=self._read_size())
-        planned, in_update = replace(self._planned, plan=plan), ran_out_in_update(error)
-        failure = Failure(where, planned, state.model, state, self._callbacks, size, in_update)
+        planned, is_fixed = replace(self._planned, plan=plan), bool(part)
+        failure = Failure(where, planned, state.model, state, self._callbacks, size, is_fixed)
         return explain_memory(error, failure, path if self._rank or self._recorder.owns else None)
 
 

@@ -80,7 +80,7 @@ def advise(
     use: MemoryUse,
     evaluation_size: int | None = None,
     *,
-    in_update: bool = False,
+    is_fixed: bool = False,
 ) -> Advice:
     """Return what would help, with predictions that need no memory of the device.
 
@@ -88,7 +88,7 @@ def advise(
         planned: the task that ran out of memory, with its model.
         use: what is in memory.
         evaluation_size: of the batches, if an evaluation ran out of memory.
-        in_update: the update of a step ran out, whose memory does not depend on activations.
+        is_fixed: a part of a step ran out whose memory does not depend on activations.
     """
     if use.device.type != planned.plan.device.type:
         return Advice(None, "the host ran out of memory, not the device", _of_workers(planned.plan))
@@ -96,7 +96,7 @@ def advise(
     with warnings.catch_warnings(), disable_compile(planned.model):
         warnings.simplefilter("ignore")  # of options that are only tried
         current, why_not = predictor.predict(planned, evaluation_size)
-        candidates = _list_candidates(planned, evaluation_size, in_update=in_update)
+        candidates = _list_candidates(planned, evaluation_size, is_fixed=is_fixed)
         tried = (_try(candidate, room, predictor) for candidate in candidates)
         remedies = [
             remedy
@@ -169,14 +169,14 @@ def _find_peak(planned: PreparedTask, step: StepMemory) -> int:
 
 
 def _list_candidates(
-    planned: PreparedTask, evaluation_size: int | None, *, in_update: bool
+    planned: PreparedTask, evaluation_size: int | None, *, is_fixed: bool
 ) -> Iterator[_Candidate]:
     """Yield what applies to this run."""
     plan, system = planned.plan, planned.system
     on_gpu = plan.device.type == "cuda"
     if evaluation_size is not None:
         yield from _as_list(_smaller_evaluation(planned, evaluation_size))
-    elif not in_update:
+    elif not is_fixed:
         share = find_largest_share(plan.batch_size, plan.parallel_ranks)
         yield from _as_list(_smaller_step(planned, min(plan.micro_batch_size, share)))
         if plan.activation_checkpointing == "off" and has_blocks(planned.model):

@@ -20,7 +20,8 @@ class Failure:
         state: None before the first step.
         callbacks: of the user.
         evaluation_size: of the batches, if it was an evaluation.
-        in_update: it was in the update of a step, whose memory no micro-batch size changes.
+        is_fixed: it was in a part of a step whose memory no micro-batch size changes, such as the
+            update.
     """
 
     where: str
@@ -29,4 +30,4 @@ class Failure:
     state: State | None = None
     callbacks: tuple[Callback, ...] = ()
     evaluation_size: int | None = None
-    in_update: bool = False
+    is_fixed: bool = False

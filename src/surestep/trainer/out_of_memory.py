@@ -49,7 +49,7 @@ def explain_memory(
             roots=lambda: _list_roots(failure),
         )
         clear_frames(error)  # so that the predictions have memory
-        advice = advise(failure.planned, use, failure.evaluation_size, in_update=failure.in_update)
+        advice = advise(failure.planned, use, failure.evaluation_size, is_fixed=failure.is_fixed)
         lines += [*_describe_use(use), *_describe_advice(advice)]
         if path is not None:
             lines.append(_write(path, error, failure, use, advice, "\n".join(lines)))

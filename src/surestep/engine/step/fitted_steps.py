@@ -7,7 +7,7 @@ does not depend on the micro-batch size.
 
 from collections.abc import Callable
 from inspect import unwrap
-from types import TracebackType
+from types import CodeType
 
 import torch
 
@@ -17,10 +17,15 @@ from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.device import clear_frames, describe_memory, ran_out
 from surestep.engine.metrics import base as metrics
 from surestep.engine.model.preserve import BufferSnapshot
+from surestep.engine.modes import TrainModes
+from surestep.engine.optim.freezing import UnfreezeSchedule
 from surestep.engine.parallel.base import Strategy
 from surestep.engine.plan.fitting import SizeChange, SizesByStep
+from surestep.engine.state.average import AveragedWeights
 from surestep.engine.step.graphed_steps import GraphedSteps
 from surestep.engine.step.lbfgs import lbfgs_update
+from surestep.engine.step.manual_step import manual_update
+from surestep.engine.step.multi_optimizer import OptimizerSet
 from surestep.engine.step.part import Parts
 from surestep.engine.step.train_step import (
     PARTS_OF_STEP,
@@ -32,7 +37,7 @@ from surestep.engine.step.train_step import (
 from surestep.engine.step_outcome import StepOutcome
 
 # How far a step was when memory ran out, by the function that `train_step` was calling.
-_ATTRIBUTES, _TRANSFORM, _BUFFERS, _GRADIENTS, _CLIPPING, _CALLBACK, _UPDATE = range(7)
+_ATTRIBUTES, _TRANSFORM, _BUFFERS, _GRADIENTS, _CLIPPING, _CALLBACK, _FIXED = range(7)
 _PHASES = {
     unwrap(function).__code__: phase
     for function, phase in (
@@ -44,14 +49,18 @@ _PHASES = {
         (torch.amp.GradScaler.unscale_, _GRADIENTS),  # the scaler notes only what succeeded
         (Strategy.clip_grad_norm, _CLIPPING),
         (Parts.call_backward, _CALLBACK),  # it may have counted the step
-        # Anything else counts as a part of the update, which may have changed weights.
+        # Anything else counts as fixed: no micro-batch size changes what it takes.
     )
 }
-_OF_UPDATE = (
-    "It ran out in the update, after the backward pass. An update takes the same memory for every "
-    "micro_batch_size, and it may have changed some of the weights: resume from the last "
-    "checkpoint with an optimizer that takes less, such as optim.name='adamw8bit' or 'sgd'."
-)
+_UPDATE = "in the update, after the backward pass"
+_FIXED_PARTS = {  # any other is a part of the update
+    unwrap(function).__code__: part
+    for function, part in (
+        (UnfreezeSchedule.apply, "where layers are unfrozen, before the forward pass"),
+        (TrainModes.apply, "where modules are set to training mode, before the forward pass"),
+        (AveragedWeights.take_in, "in the average of the weights, before the forward pass"),
+    )
+}
 
 
 class StepAgain(Exception):
@@ -133,8 +142,8 @@ class FittedSteps:
         """Return the size to take a step again with; None: the error ends the run."""
         if not ran_out(error) or phase == _CALLBACK:
             return None
-        if phase == _UPDATE:
-            self.advice = _OF_UPDATE
+        if phase == _FIXED:
+            self.advice = _describe_fixed(find_fixed_part(error))
             return None
         largest = max((micro.samples for micro in batch.micro_batches), default=0)
         before = min(self._loader.layout.micro_batch_size, largest)
@@ -165,23 +174,47 @@ _CALLERS = {
 }
 
 
-def ran_out_in_update(error: BaseException) -> bool:
-    """Return whether an error of a step was raised after its backward pass and clipping."""
-    entry = error.__traceback__
-    while entry is not None and entry.tb_frame.f_code is not train_step.__code__:
-        entry = entry.tb_next
-    return entry is not None and _phase_at(entry) == _UPDATE
+def find_fixed_part(error: BaseException) -> str:
+    """Return which part of a step an error is of, if it takes the same for all micro-batch sizes.
+
+    Returns:
+        Such as "in the update, after the backward pass"; "" for any other part.
+    """
+    codes = _list_codes(error)
+    if manual_update.__code__ in codes:  # it may update at any time
+        return _UPDATE if OptimizerSet.step.__code__ in codes else ""
+    if train_step.__code__ not in codes or _find_phase(error) != _FIXED:
+        return ""
+    return _FIXED_PARTS.get(_find_called(codes), _UPDATE)
 
 
 def _find_phase(error: BaseException) -> int:
-    """Return the phase by the first function in the traceback that is not a part of the step."""
-    return _phase_at(error.__traceback__)
+    return _PHASES.get(_find_called(_list_codes(error)), _FIXED)
 
 
-def _phase_at(entry: TracebackType | None) -> int:
-    while entry is not None and entry.tb_frame.f_code in _CALLERS:
+def _list_codes(error: BaseException) -> list[CodeType]:
+    """Return the functions in the traceback of an error, the first to be called first."""
+    codes, entry = [], error.__traceback__
+    while entry is not None:
+        codes.append(entry.tb_frame.f_code)
         entry = entry.tb_next
-    return _UPDATE if entry is None else _PHASES.get(entry.tb_frame.f_code, _UPDATE)
+    return codes
+
+
+def _find_called(codes: list[CodeType]) -> CodeType:
+    """Return the first function in a traceback that is not a part of the step."""
+    inner = codes[codes.index(train_step.__code__) :]
+    return next((code for code in inner if code not in _CALLERS), train_step.__code__)
+
+
+def _describe_fixed(part: str) -> str:
+    advice = f"It ran out {part}. That takes the same memory for every micro_batch_size"
+    if part != _UPDATE:
+        return f"{advice}: free some memory of the device, and resume from the last checkpoint."
+    return (
+        f"{advice}, and it may have changed some of the weights: resume from the last checkpoint "
+        "with an optimizer that takes less, such as optim.name='adamw8bit' or 'sgd'."
+    )
 
 
 def _restore(context: StepContext, phase: int) -> None:
