@@ -10,8 +10,8 @@ from torch import nn
 from surestep.engine.distributed.launcher_env import LaunchInfo
 from surestep.engine.profile.memory_use import MemoryUse
 from surestep.trainer import memory_advice
-from surestep.trainer.memory import estimate_evaluation, estimate_step
-from surestep.trainer.memory_advice import advise
+from surestep.trainer.memory import estimate_evaluation, estimate_memory_per_rank, estimate_step
+from surestep.trainer.memory_advice import advise, advise_for_room
 from surestep.trainer.planning import PreparedTask, plan_task
 from tests import tiny
 
@@ -107,6 +107,27 @@ def test_size_is_the_largest_half_that_fits(tiny_savings):
     found = settings_of(plan(tiny.GPU), room=peak)
     assert next(iter(found)) == "micro_batch_size=32"
     assert next(iter(settings_of(plan(tiny.GPU), room=1))) == "micro_batch_size=1"
+
+
+def test_most_ranks_that_are_needed_are_advised_for_a_device_that_is_not_there():
+    planned = plan(model=blocks())
+    launched = LaunchInfo(size=4, local_size=4, launcher="--ranks", is_simulated=True)
+    of_four = plan(
+        replace(tiny.FACTS, launched=launched),
+        micro_batch_size=1,
+        parallel={"strategy": "fsdp", "shard": "full"},
+    )
+    (room,) = (
+        rank.total
+        for rank in estimate_memory_per_rank(of_four, estimate_step(of_four))
+        if rank.strategy == "fsdp full"
+    )
+    setting = "parallel.strategy='fsdp', parallel.shard='full' over {n} ranks (--ranks {n})"
+    for limit, ranks in ((room, 4), (room - 1, 8), (room + 1, 4)):
+        remedy = advise_for_room(planned, limit).remedies[-1]
+        assert remedy.setting == setting.format(n=ranks)
+        assert (remedy.peak == room) is (ranks == 4)
+    assert advise_for_room(planned, 1).remedies[-1].setting == setting.format(n=64)
 
 
 def test_evaluation_needs_smaller_batches_of_its_own():

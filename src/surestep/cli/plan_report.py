@@ -29,6 +29,7 @@ from surestep.recipes.load import RecipeCall
 from surestep.record.io import dumps
 from surestep.record.pretrained import load_init_weights
 from surestep.trainer.fit_memory import start_fitted
+from surestep.trainer.memory_advice import describe_advice
 from surestep.trainer.memory_plan import (
     Fit,
     MemoryReport,
@@ -297,19 +298,8 @@ def _print_fits(report: MemoryReport, fits: list[Fit], limit: int, plan: Plan) -
     of = f"a batch of {share}" if plan.parallel_ranks == 1 else f"the {share} samples of a rank"
     title = f"Largest micro-batch that fits into {format_bytes(limit)}, of {of}"
     show.print_table(title, ("strategy", "micro_batch_size", "peak"), rows)
-    if report.fits_nothing:
+    if report.advice is not None:
         least = format_bytes(min(fit.peak for fit in fits))
-        remedies = _list_remedies(plan, can_checkpoint=report.can_checkpoint)
-        print_escaped(f"Not even 1 sample fits: it takes {least}. Try {remedies}.")
-
-
-def _list_remedies(plan: Plan, *, can_checkpoint: bool) -> str:
-    """Return what may make a step smaller, to type."""
-    remedies = []
-    if can_checkpoint:
-        remedies.append("--activation-checkpointing on")
-    if plan.precision not in ("bf16", "fp16"):
-        remedies.append("--precision bf16")
-    if plan.parallel_ranks == 1:
-        remedies.append("--ranks 8 --parallel.shard full")
-    return " or ".join(remedies) or "a larger --ranks"
+        print_escaped(f"Not even 1 sample fits: it takes {least}.")
+        for line in describe_advice(report.advice):
+            print_escaped(line)

@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from surestep.base.errors import ConfigError
+from surestep.base.text import format_bytes
 from surestep.config.config import Config
 from surestep.engine.distributed.launcher_env import LaunchInfo
 from surestep.engine.model.activation_checkpointing import select_modules, uses_own_checkpointing
@@ -27,6 +28,8 @@ from surestep.trainer.memory import (
 )
 from surestep.trainer.planning import PreparedTask
 
+_MOST_RANKS = 64  # that are advised
+_ON_MACHINE = 8  # ranks, as the default of --local-ranks
 _LIMIT_S = 30.0  # after which no more peaks are predicted
 _COPIES = ("single", "ddp")  # strategies whose ranks have the full model
 _SAVES = 0.98  # of the peak, at most: what saves less is not listed
@@ -92,19 +95,66 @@ def advise(
     """
     if use.device.type != planned.plan.device.type:
         return Advice(None, "the host ran out of memory, not the device", _of_workers(planned.plan))
-    predictor, room = _Predictor(_why_unpredictable(planned)), use.room
+    candidates = _list_candidates(planned, evaluation_size, is_fixed=is_fixed)
+    advice = _predict(planned, candidates, use.room, evaluation_size)
+    if use.cuda is not None and use.cuda.is_fragmented and not use.cuda.is_expandable:
+        expandable = Remedy(f"PYTORCH_CUDA_ALLOC_CONF={EXPANDABLE}", _FRAGMENTED)
+        advice = replace(advice, remedies=(expandable, *advice.remedies))
+    return advice
+
+
+def advise_for_room(planned: PreparedTask, room: int) -> Advice:
+    """Return what would help a step whose single samples do not fit, with more ranks to plan for.
+
+    Args:
+        planned: the task, of which nothing is on a device.
+        room: bytes that a step may take.
+    """
+    for single in _change(planned, {"micro_batch_size": 1}, ""):
+        planned = single.planned
+    candidates = _list_candidates(planned, None, is_fixed=False)
+    more = _as_list(_add_ranks(planned, 2 * planned.plan.parallel_ranks))
+    return _predict(planned, [*candidates, *more], room, None)
+
+
+def describe_advice(advice: Advice) -> Iterator[str]:
+    """Yield a line for each remedy; a reason that all share is in the first line only."""
+    if not advice.remedies:
+        return
+    reasons = {remedy.why_not for remedy in advice.remedies}
+    shared = reasons.pop() if len(reasons) == 1 else ""
+    peak = f"with the predicted peak (now {format_bytes(advice.current)})"
+    if advice.current is None:
+        peak = f"with peaks that are not known ({shared})" if shared else "with the predicted peak"
+    yield f"What would help, in this order, {peak}:"
+    for number, remedy in enumerate(advice.remedies, 1):
+        yield f"  {number}. {_describe_remedy(remedy, shared)}"
+
+
+def _describe_remedy(remedy: Remedy, shared: str) -> str:
+    text = f"{remedy.setting}{f', which {remedy.effect}' if remedy.effect else ''}"
+    if remedy.peak is not None:
+        return f"{text}: {format_bytes(remedy.peak)}"
+    return f"{text}; its peak is not known: {remedy.why_not}" if remedy.why_not != shared else text
+
+
+def _predict(
+    planned: PreparedTask,
+    candidates: Iterable[_Candidate],
+    room: int | None,
+    evaluation_size: int | None,
+) -> Advice:
+    """Return the candidates that save memory, with their peaks."""
+    predictor = _Predictor(_why_unpredictable(planned))
     with warnings.catch_warnings(), disable_compile(planned.model):
         warnings.simplefilter("ignore")  # of options that are only tried
         current, why_not = predictor.predict(planned, evaluation_size)
-        candidates = _list_candidates(planned, evaluation_size, is_fixed=is_fixed)
         tried = (_try(candidate, room, predictor) for candidate in candidates)
         remedies = [
             remedy
             for remedy in tried
             if current is None or remedy.peak is None or remedy.peak <= _SAVES * current
         ]
-    if use.cuda is not None and use.cuda.is_fragmented and not use.cuda.is_expandable:
-        remedies.insert(0, Remedy(f"PYTORCH_CUDA_ALLOC_CONF={EXPANDABLE}", _FRAGMENTED))
     return Advice(current, why_not, tuple(remedies))
 
 
@@ -130,6 +180,8 @@ def _try(candidate: _Candidate, room: int | None, predictor: "_Predictor") -> Re
 def _why_unpredictable(planned: PreparedTask) -> str:
     """Return why no step can be traced: other ranks would have to take it too; "" if it can."""
     plan = planned.plan
+    if planned.system.launched.is_simulated:
+        return ""
     is_synced = any(isinstance(module, nn.SyncBatchNorm) for module in planned.model.modules())
     if plan.parallel_ranks > 1 and (is_synced or plan.parallel_strategy not in _COPIES):
         return "all ranks would have to take a step together"
@@ -238,6 +290,19 @@ def _shard(planned: PreparedTask) -> Iterator[_Candidate]:
         options = {"parallel.strategy": "fsdp", "parallel.shard": shard}
         for candidate in _change(planned, options, f"shards {what}"):
             yield replace(candidate, setting=candidate.setting + over)
+
+
+def _add_ranks(planned: PreparedTask, ranks: int) -> _Candidate | None:
+    """Return the weights sharded over more ranks; None if they cannot be, or are too many."""
+    local = min(ranks, _ON_MACHINE)
+    launched = LaunchInfo(size=ranks, local_size=local, launcher="--ranks", is_simulated=True)
+    over = replace(planned, system=replace(planned.system, launched=launched))
+    options = {"parallel.strategy": "fsdp", "parallel.shard": "full"}
+    effect = "shards weights, gradients and optimizer state"
+    for candidate in _change(over, options, effect) if ranks <= _MOST_RANKS else ():
+        setting = f"{candidate.setting} over {ranks} ranks (--ranks {ranks})"
+        return replace(candidate, setting=setting, smaller=partial(_add_ranks, planned, 2 * ranks))
+    return None
 
 
 def _change(

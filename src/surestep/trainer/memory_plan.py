@@ -23,7 +23,7 @@ from surestep.trainer.memory import (
     trace,
     why_one_size,
 )
-from surestep.trainer.memory_advice import has_blocks
+from surestep.trainer.memory_advice import Advice, advise_for_room
 from surestep.trainer.planning import PreparedTask, TaskOrigin, plan_task
 from surestep.trainer.step_tracer import StepTracer
 
@@ -61,7 +61,7 @@ class MemoryReport:
         without: what it would keep without activation checkpointing; None if there is none.
         ranks: of each strategy, with --ranks.
         fits: the largest micro-batch by strategy, with --memory, or why there is one size only.
-        can_checkpoint: activation checkpointing is off, and the model has blocks for it.
+        advice: what would help, if not even one sample fits under any strategy; else None.
     """
 
     traced: StepMemory
@@ -69,13 +69,12 @@ class MemoryReport:
     without: int | None
     ranks: list[RankMemory]
     fits: list[Fit] | str
-    can_checkpoint: bool
+    advice: Advice | None
 
     @property
     def fits_nothing(self) -> bool:
         """Whether not even one sample fits, under any strategy."""
-        fits = () if isinstance(self.fits, str) else self.fits
-        return bool(fits) and not any(fit.micro_batch_size for fit in fits)
+        return self.advice is not None
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as `--json` prints it."""
@@ -87,6 +86,7 @@ class MemoryReport:
             "footprint": footprint,
             "ranks": [{**asdict(rank), "total": rank.total} for rank in self.ranks],
             "fits": fits if isinstance(fits, str) else [fit._asdict() for fit in fits],
+            "advice": None if self.advice is None else asdict(self.advice),
         }
 
 
@@ -99,18 +99,13 @@ def report_memory(
         stored = planned.plan.replace(activation_checkpointing="off")
         without = estimate_step(replace(planned, plan=stored)).kept
     fits: list[Fit] | str = []
+    advice = None
     if limit is not None and not traced.not_known:
         fits = find_fitting(planned, limit)
+        if not isinstance(fits, str) and not any(fit.micro_batch_size for fit in fits):
+            advice = advise_for_room(planned, limit)
     ranks = [] if launched is None else estimate_memory_per_rank(planned, traced)
-    is_off = planned.plan.activation_checkpointing == "off"
-    return MemoryReport(
-        traced,
-        list_modules(planned, traced),
-        without,
-        ranks,
-        fits,
-        can_checkpoint=is_off and has_blocks(planned.model),
-    )
+    return MemoryReport(traced, list_modules(planned, traced), without, ranks, fits, advice)
 
 
 def imagine_device(system: SystemInfo, config: Config, memory: int) -> SystemInfo:

@@ -18,7 +18,7 @@ from surestep.engine.object_search import Root, roots_of
 from surestep.engine.profile.kept_tensors import KeptTensors, user_variables
 from surestep.engine.profile.memory_use import MemoryUse, measure_memory_use
 from surestep.record.memory_report import write_memory_report
-from surestep.trainer.memory_advice import Advice, Remedy, advise
+from surestep.trainer.memory_advice import Advice, advise, describe_advice
 from surestep.trainer.memory_failure import Failure
 
 VIEWER = "https://pytorch.org/memory_viz"
@@ -50,7 +50,7 @@ def explain_memory(
         )
         clear_frames(error)  # so that the predictions have memory
         advice = advise(failure.planned, use, failure.evaluation_size, is_fixed=failure.is_fixed)
-        lines += [*_describe_use(use), *_describe_advice(advice)]
+        lines += [*_describe_use(use), *describe_advice(advice)]
         if path is not None:
             lines.append(_write(path, error, failure, use, advice, "\n".join(lines)))
     except Exception as failed:  # memory may run out again, or the disk be full
@@ -114,27 +114,6 @@ def _describe_kept(kept: KeptTensors) -> str:
     return (
         f"{text} with {those}, {format_bytes(kept.total)}. Use .detach(), or .item() for a number."
     )
-
-
-def _describe_advice(advice: Advice) -> Iterator[str]:
-    """Yield a line for each remedy; a reason that all share is in the first line only."""
-    if not advice.remedies:
-        return
-    reasons = {remedy.why_not for remedy in advice.remedies}
-    shared = reasons.pop() if len(reasons) == 1 else ""
-    peak = f"with the predicted peak (now {format_bytes(advice.current)})"
-    if advice.current is None:
-        peak = f"with peaks that are not known ({shared})" if shared else "with the predicted peak"
-    yield f"What would help, in this order, {peak}:"
-    for number, remedy in enumerate(advice.remedies, 1):
-        yield f"  {number}. {_describe_remedy(remedy, shared)}"
-
-
-def _describe_remedy(remedy: Remedy, shared: str) -> str:
-    text = f"{remedy.setting}{f', which {remedy.effect}' if remedy.effect else ''}"
-    if remedy.peak is not None:
-        return f"{text}: {format_bytes(remedy.peak)}"
-    return f"{text}; its peak is not known: {remedy.why_not}" if remedy.why_not != shared else text
 
 
 def _write(
