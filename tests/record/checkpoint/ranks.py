@@ -3,6 +3,7 @@
 import errno
 import os
 import sys
+import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,23 @@ def fails(folder: Path, state: State, world: Communicator, rank: int, error: Exc
     return str(outcome.error)
 
 
+def waits(folder: Path, state: State, world: Communicator) -> str:
+    """Save without a thread on the ranks 1 and 3; return what is reported."""
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError(f"can't start new thread of rank {RANK}")
+
+    if RANK % 2:
+        threading.Thread.start = refuse
+    try:
+        outcome = saved(folder, state, world)
+    finally:
+        threading.Thread.start = start
+    assert outcome.error is None, outcome.error
+    return str(outcome.notice)
+
+
 def unlike(folder: Path, state: State, world: Communicator) -> str:
     """Give the last rank a state that cannot be saved."""
     if RANK == 3:
@@ -235,6 +253,7 @@ def main(out: Path) -> None:
             found["words"]["full"] = fails(out / "full", state, world, 2, full)
             found["words"]["unlike"] = unlike(out / "unlike", state, world)
             found["words"]["rejected"] = rejects_state(out / "rejected", state, world)
+            found["words"]["waits"] = waits(out / "waits", state, world)
             again = saved(out / "full", state, world, background=False)
             found["again"] = str(again.path)
     dist.barrier()

@@ -102,6 +102,16 @@ def test_rank_reads_only_its_shards(ranks, target):
             assert read <= total * 1.35 / cut + 40  # uneven rows, and tensors that are not sharded
 
 
+def test_ranks_without_a_thread_are_named(folder, ranks):
+    for result in ranks:
+        assert result["words"]["waits"] == (
+            "Checkpoints are written between two steps from step 3 on, since their thread could "
+            "not be started on the ranks [1, 3]: can't start new thread of rank 1. Training waits "
+            "for them."
+        )
+    assert [path.name for path in (folder / "waits").iterdir()] == [STEP]
+
+
 def test_error_on_one_rank_is_raised_on_all_ranks_and_leaves_no_files(folder, ranks):
     for result in ranks:
         message = result["words"]["full"]

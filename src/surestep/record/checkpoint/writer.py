@@ -310,11 +310,7 @@ class AsyncSaver:
             self._thread.start()
         except RuntimeError as error:  # no memory for its stack, or too many processes
             self.background = False
-            notice = (
-                f"Checkpoints are written between two steps from step {snapshot.step} on, since "
-                f"their thread could not be started: {error}. Training waits for them."
-            )
-            self._write(snapshot, start, None, notice)
+            self._write(snapshot, start, None, why_not_threaded=str(error))
 
     def wait(self) -> None:
         """Wait until nothing is being written."""
@@ -328,11 +324,17 @@ class AsyncSaver:
         return [self._done.pop(0) for _ in range(len(self._done))]
 
     def _write(
-        self, snapshot: StateSnapshot, start: float, copied: float | None, notice: str = ""
+        self,
+        snapshot: StateSnapshot,
+        start: float,
+        copied: float | None,
+        why_not_threaded: str = "",
     ) -> None:
         path: Path | None = None
         failed: Exception | None = None
+        notice = ""
         try:
+            notice = self._describe_waiting(snapshot.step, why_not_threaded)
             path = write_checkpoint(self.folder, snapshot, self.world.background)
             self.prune()
         except OSError as error:
@@ -345,3 +347,19 @@ class AsyncSaver:
         blocked_s = (copied or end) - start
         result = SaveResult(snapshot.step, path, failed, end - start, blocked_s, notice)
         self._done.append(result)
+
+    def _describe_waiting(self, step: int, why_not_threaded: str) -> str:
+        """Return on which ranks training waits for this save and later ones, and why; or ""."""
+        world, where = self.world.background, ""
+        answers: list[dict[str, Any]] = [{"why": why_not_threaded}]
+        if world.size > 1:
+            answers = _gather(world, self.folder / checkpoint_name(step), answers[0])
+        reasons = {rank: answer["why"] for rank, answer in enumerate(answers) if answer["why"]}
+        if not reasons:
+            return ""
+        if world.size > 1:
+            where = f" on the ranks {list(reasons)}"
+        return (
+            f"Checkpoints are written between two steps from step {step} on, since their thread "
+            f"could not be started{where}: {next(iter(reasons.values()))}. Training waits for them."
+        )
