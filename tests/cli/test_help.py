@@ -72,10 +72,8 @@ def test_help_shows_what_the_recipe_sets(surestep, recipe):
     lr = RECIPE.replace("lr=0.01", "lr=1 / 3")
     shown = " ".join(surestep("train", recipe(lr), "--help").out.split())
     assert "step, summed over all ranks. (8: set by recipe mine)" in shown
-    assert (
-        "--optim.lr FLOAT|find Peak learning rate; find: by a range test. (set by recipe mine)"
-        in shown
-    )
+    explained = "find: measured first. (set by recipe mine)"
+    assert f"--optim.lr FLOAT|find Peak learning rate; {explained}" in shown
     assert "--task.hidden VALUE how wide the one layer is. (8: the recipe's default)" in shown
     assert "more options belong to features that are not used: --help-all shows them." in shown
 

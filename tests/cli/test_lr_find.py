@@ -114,7 +114,7 @@ def test_plan_says_find_and_does_not_search(surestep, recipe, monkeypatch):
     answer = surestep("plan", recipe(RECIPE), "--optim.lr", "find", *half)
     assert answer.code == 0, answer.err
     (row,) = [line for line in answer.out.splitlines() if "optim.lr " in line]
-    assert re.search(r"find .*set on the command line: a range test measures it before", row)
+    assert re.search(r"find .*set on the command line: measured before step 1", row)
     assert "1 x find" not in answer.out
 
 
@@ -138,7 +138,9 @@ def lines_of(run):
 def test_run_that_is_killed_in_the_search_measures_again_and_later_it_does_not(recipe, folder):
     saves = ("--checkpoint.every", "4 steps", "--checkpoint.async-save", "False")
     words = ("train", recipe(DYING), *saves, "--run")
-    assert run_forked(folder, *words, "whole").returncode == 0
+    done = run_forked(folder, *words, "whole")
+    assert done.returncode == 0
+    assert ", found by a range test and short trainings: " in done.stdout + done.stderr
     expected, calls = lines_of(folder / "whole"), int((folder / "calls").read_text())
     (folder / "die").write_text("150")
     assert run_forked(folder, *words, "r").returncode == -9

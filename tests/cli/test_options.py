@@ -382,7 +382,7 @@ def test_help_all_explains_every_option(surestep, recipe):
 def test_help_all_shows_what_the_recipe_sets(surestep, recipe):
     shown = " ".join(surestep("train", recipe(), "--help-all").out.split())
     for explained in (
-        "Peak learning rate; find: by a range test. (0.01: set by recipe mine)",
+        "Peak learning rate; find: measured first. (0.01: set by recipe mine)",
         "--task.hidden VALUE how wide the one layer is. (8: the recipe's default)",
         "--task.act VALUE tanh or relu. ('tanh': the recipe's default)",
         "--task.bias VALUE (True: the recipe's default)",

@@ -1,6 +1,7 @@
 """`find_lr()` and optim.lr="find": they measure the user's own steps, and change nothing."""
 
 import copy
+import json
 import math
 import shutil
 from contextlib import contextmanager
@@ -457,6 +458,9 @@ def test_run_with_find_is_bitwise_that_with_the_number(searched, tmp_path):
     weights, run = searched
     lr = run.config["config"]["optim.lr"]
     assert run.config["lr_find"] == lr
+    decisions = json.loads((run.path / "plan.json").read_text(encoding="utf-8"))
+    (reason,) = [one["reason"] for one in decisions if one["option"] == "optim.lr"]
+    assert reason.startswith("found by a range test and short trainings: optim.lr=find, set ")
     assert weights == train(make_task(), tmp_path / "r", optim={"name": "sgd", "lr": lr})[0]
     (event,) = [event for event in run.events() if event["event"] == "lr_find"]
     assert event["lr"] == lr
@@ -481,7 +485,7 @@ def test_resume_uses_the_number_and_does_not_search(searched, tmp_path, monkeypa
 
 def test_run_with_a_typed_rate_does_not_resume_with_find(tmp_path):
     train(make_line(), tmp_path / "r", optim={"name": "sgd", "lr": 0.01})
-    with pytest.raises(errors.RunError, match=r"optim.lr=0.01, which no range test found"):
+    with pytest.raises(errors.RunError, match=r"optim.lr=0.01, which was not measured"):
         train(make_line(), tmp_path / "r", optim={"name": "sgd", "lr": "find"})
 
 

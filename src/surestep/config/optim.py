@@ -15,7 +15,8 @@ from surestep.config.option import INITIAL, KERNELS, UPDATE, ResumeEffect, incom
 from surestep.config.param_groups import AnyParamGroup, Groups
 from surestep.config.types import Count, NotNegative, Positive, Share, Whole
 
-FIND = "find"  # the value of optim.lr for which a range test measures the rate
+FIND = "find"  # the value of optim.lr for which the rate is measured before step 1
+FOUND = "found by a range test and short trainings"  # the reason for the rate then
 # Options that are not an optimizer's own.
 OF_ALL = ("name", "lr", "weight_decay", "implementation", "groups", "layerwise_lr_decay")
 BUILT_IN = (
@@ -55,7 +56,9 @@ class Optim(ConfigGroup):
         "Optimizer; `surestep docs optimizers` explains them. A Task may bring its own instead.",
         resume=incompatible("the state of one optimizer does not fit another"),
     )
-    lr: Number[Positive | Literal["find"]] = option("Peak learning rate; find: by a range test.")
+    lr: Number[Positive | Literal["find"]] = option(
+        "Peak learning rate; find: measured first."
+    )
     weight_decay: Number[NotNegative] = option(
         "Weight decay; not applied to biases, normalization and embeddings."
     )

@@ -15,6 +15,7 @@ from surestep.base.arguments import suggest_arguments
 from surestep.base.errors import ConfigError, RunError
 from surestep.base.text import print_escaped
 from surestep.config.config import Config, argument_instead
+from surestep.config.optim import FOUND
 from surestep.engine.distributed.communicator import Communicator
 from surestep.engine.distributed.hang_monitor import GroupTimeouts
 from surestep.engine.distributed.process_group import join_process_group
@@ -164,7 +165,7 @@ def find_at_start(
 ) -> PreparedTask:
     """Return the task with a number for optim.lr="find".
 
-    It is the one that the run was started with, or that a range test finds now. If there is no run
+    It is the one that the run was started with, or that is measured now. If there is no run
     and `resume` is "must", which is an error, nothing is measured.
 
     Raises:
@@ -211,7 +212,7 @@ def _read_found(recorder: RunWriter) -> float | None:
     if "lr_find" not in before or not isinstance(lr, float):
         text = "has no optim.lr" if lr is None else f"has optim.lr={lr}"
         raise RunError(
-            f"{recorder.folder} has a run that {text}, which no range test found, so it cannot "
+            f"{recorder.folder} has a run that {text}, which was not measured, so it cannot "
             "resume with optim.lr='find'. Leave that out, or choose a different folder with --run "
             "(run= in Python)."
         )
@@ -222,9 +223,7 @@ def _with_lr(planned: PreparedTask, lr: float) -> PreparedTask:
     config = planned.config.replace_options({LR: lr})
     plan = planned.decide(config)
     decisions = [
-        one._replace(reason=f"found by a range test: optim.lr=find, {one.reason}")
-        if one.option == LR
-        else one
+        one._replace(reason=f"{FOUND}: optim.lr=find, {one.reason}") if one.option == LR else one
         for one in plan.decisions
     ]
     plan = plan.replace(decisions=tuple(decisions))

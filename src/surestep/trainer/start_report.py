@@ -7,6 +7,7 @@ from typing import Any
 
 from surestep.base import torch_release
 from surestep.base.torch_release import describe_newer
+from surestep.config.optim import FOUND
 from surestep.engine.data.stream_loader import describe_resume
 from surestep.engine.parallel.strategy import strategy_class
 from surestep.engine.plan.plan import Plan
@@ -72,7 +73,7 @@ def report_start(
         for line in unmatched_states(decision.checkpoint.record, session.state):
             print_line(line)
     if found is not None:
-        print_line(f"optim.lr={plan.optim_lr:.3g}, found by range tests: {found['why']}.")
+        print_line(f"optim.lr={plan.optim_lr:.3g}, {FOUND}: {found['why']}.")
     if "balanced" in plan.loss:
         print_line(f"{plan.loss}: {plan.reason('loss')}")
     if decision.changes:

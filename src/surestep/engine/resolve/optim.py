@@ -112,7 +112,7 @@ def lr(ctx: PlanContext) -> Decision:
     elif ctx.get("optim.lr") == FIND:
         if (why := why_not_measured(chosen)) is not None:
             ctx.reject(f"optim.lr='find' measures a rate, and {why}")
-        return None, f"{FIND}, set {ctx.origin('optim.lr')}: a range test measures it before step 1"
+        return None, f"{FIND}, set {ctx.origin('optim.lr')}: measured before step 1"
     default = float(default_of(chosen, ctx.option.removeprefix("optim.")))
     return ctx.set_or(default, _default_reason(chosen))
 
