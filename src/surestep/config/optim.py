@@ -56,9 +56,7 @@ class Optim(ConfigGroup):
         "Optimizer; `surestep docs optimizers` explains them. A Task may bring its own instead.",
         resume=incompatible("the state of one optimizer does not fit another"),
     )
-    lr: Number[Positive | Literal["find"]] = option(
-        "Peak learning rate; find: measured first."
-    )
+    lr: Number[Positive | Literal["find"]] = option("Peak learning rate; find: measured first.")
     weight_decay: Number[NotNegative] = option(
         "Weight decay; not applied to biases, normalization and embeddings."
     )
