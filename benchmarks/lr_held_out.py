@@ -4,11 +4,9 @@ Their models, optimizers and schedules differ in kind from those of `benchmarks/
 data is scikit-learn's digits, wine and breast cancer, and the source of Python's standard library.
 """
 
-import tempfile
 from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +19,6 @@ from benchmarks.lr_tasks import (
     LENGTH,
     OF_ADAMW,
     OF_SGD,
-    QUIET,
     SGD,
     LrTask,
     Pairs,
@@ -30,6 +27,7 @@ from benchmarks.lr_tasks import (
     options,
     predict_characters,
     text,
+    train,
 )
 from benchmarks.small_tasks import perceptron, standardized
 from surestep.recipes.chars import ALPHABET, GPT, encode, source_files
@@ -241,14 +239,7 @@ def denoising_convolutions(width: int) -> nn.Sequential:
 def learn_digits() -> dict[str, Tensor]:
     """Return the weights of the convolutions with GroupNorm that learned the upright digits."""
     task = surestep.Task(group_norm_convolutions(16), nn.CrossEntropyLoss(), digits()[0])
-    config = surestep.Config(max_steps=300, batch_size=32, optim=surestep.Optim(lr=3e-3), **QUIET)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        surestep.prepare(task, config, run=Path(folder) / "run") as session,
-    ):
-        for _ in session.steps():
-            pass
-        return {name: value.clone() for name, value in session.model.state_dict().items()}
+    return train(task, 300)
 
 
 def fine_tune() -> surestep.Task:

@@ -100,7 +100,12 @@ def pretrain(name: str) -> dict[str, Tensor]:
         )
     else:
         task = surestep.Task(GPT(32, 2, 2, LENGTH), nats, text(0, 60)[0], items="tokens")
-    config = surestep.Config(max_steps=400, batch_size=32, optim=surestep.Optim(lr=3e-3), **QUIET)
+    return train(task, 400)
+
+
+def train(task: surestep.Task, steps: int) -> dict[str, Tensor]:
+    """Return the weights that a task has after some steps."""
+    config = surestep.Config(max_steps=steps, batch_size=32, optim=surestep.Optim(lr=3e-3), **QUIET)
     with (
         tempfile.TemporaryDirectory() as folder,
         surestep.prepare(task, config, run=Path(folder) / "run") as session,
