@@ -30,6 +30,12 @@ def use_device(device: torch.device) -> AbstractContextManager[Any]:
     return torch.cuda.device(device) if is_here and device.index is not None else _UNCHANGED
 
 
+def wait_for(device: torch.device) -> None:
+    """Wait until a device has computed what it was given; the CPU always has."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
 def ran_out(error: BaseException) -> bool:
     """Return whether memory ran out, on the device or on the host."""
     if isinstance(error, torch.OutOfMemoryError) or ran_out_on_host(error):

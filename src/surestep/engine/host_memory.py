@@ -97,6 +97,16 @@ def read_host_memory() -> HostMemory:
     )
 
 
+def ran_out_on_host(error: BaseException) -> bool:
+    """Return whether the error of memory that ran out is one of the host's."""
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+        return True
+    if not isinstance(error, RuntimeError):
+        return False
+    text = str(error)
+    return any(part in text for part in _HOST) or (text in _ONEDNN and limits_allocation())
+
+
 def limits_allocation() -> bool:
     """Return whether this process may be denied memory: by a limit, or by strict accounting.
 
@@ -163,13 +173,3 @@ def _read_lines(path: Path) -> list[str]:
         return path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
-
-
-def ran_out_on_host(error: BaseException) -> bool:
-    """Return whether the error of memory that ran out is one of the host's."""
-    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
-        return True
-    if not isinstance(error, RuntimeError):
-        return False
-    text = str(error)
-    return any(part in text for part in _HOST) or (text in _ONEDNN and limits_allocation())

@@ -4,6 +4,8 @@ import time
 
 import torch
 
+from surestep.engine.device import wait_for
+
 _SIZE, _SIZE_ON_CUDA = 1024, 8192  # of square matrices: large enough to be limited by arithmetic
 _REPEATS = 5  # of which the fastest counts: other programs use the device too
 
@@ -26,9 +28,3 @@ def measure_peak_flops(device: torch.device, precision: str) -> float:
         wait_for(device)
         fastest_s = min(fastest_s, time.perf_counter() - started)
     return 2 * size**3 / fastest_s
-
-
-def wait_for(device: torch.device) -> None:
-    """Wait until a device has computed what it was given; the CPU always has."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)

@@ -12,9 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-import torch
-
 from surestep.base.processes import list_children
+from surestep.engine.device import wait_for
 from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.model.precision import torch_settings
 from surestep.engine.plan.plan import Plan
@@ -121,10 +120,10 @@ class Arm:
         log = self._loop.log
         with self._running():
             self._take(self.skipped if skipped is None else skipped)
-            self._synchronize()
+            wait_for(self.plan.device)
             waited, started = log.data_wait_s, time.perf_counter()
             self._take(steps)
-            self._synchronize()
+            wait_for(self.plan.device)
             seconds = time.perf_counter() - started
         return {"seconds": seconds / steps, "wait_s": (log.data_wait_s - waited) / steps}
 
@@ -173,10 +172,6 @@ class Arm:
         with torch_settings(self.plan):
             wait_for_idle_workers()
             yield
-
-    def _synchronize(self) -> None:
-        if self.plan.device.type == "cuda":
-            torch.cuda.synchronize(self.plan.device)
 
 
 def wait_for_idle_workers() -> None:

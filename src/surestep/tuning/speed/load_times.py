@@ -10,7 +10,7 @@ from typing import Any
 from surestep.base.text import format_duration
 from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.data.sources import InMemory, MapStyleSource, batched_getter
-from surestep.engine.profile.measured_peak import wait_for
+from surestep.engine.device import wait_for
 from surestep.engine.rng import preserve_rng
 
 # Functions that decode images and sound, by module; a program may have imported them by name.

@@ -17,7 +17,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from surestep.base.errors import ConfigError
 from surestep.base.text import format_duration
-from surestep.engine.profile.measured_peak import measure_peak_flops, wait_for
+from surestep.engine.device import wait_for
+from surestep.engine.profile.measured_peak import measure_peak_flops
 from surestep.engine.profile.profiler import peak_flops
 from surestep.engine.step.loop import Loop
 from surestep.engine.step.multi_optimizer import OptimizerSet

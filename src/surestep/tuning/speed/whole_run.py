@@ -17,8 +17,8 @@ from surestep.base.temp_folders import make_temp_folder
 from surestep.base.text import format_duration
 from surestep.config.config import Config
 from surestep.config.duration import PeriodicTrigger
+from surestep.engine.device import wait_for
 from surestep.engine.plan.plan import Plan
-from surestep.engine.profile.measured_peak import wait_for
 from surestep.engine.step.train_step import StepResult
 from surestep.engine.task.task import Task
 from surestep.trainer.planning import TaskOrigin
