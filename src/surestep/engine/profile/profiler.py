@@ -13,6 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from surestep.base.paths import FixedPath
 from surestep.engine.batch import Batch
 from surestep.engine.distributed.gloo_threads import wait_until_idle
+from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import State
 from surestep.engine.step.callback import Request
 from surestep.engine.step.log_point import LogPoint
@@ -43,6 +44,13 @@ def peak_flops(device: str, precision: str) -> float | None:
     """Return the peak operations a second of a device by its name; None if not known."""
     peaks = next((peaks for name, peaks in PEAKS.items() if name in device), {})
     return peaks[precision] * 1e12 if precision in peaks else None
+
+
+def find_peak_flops(plan: Plan) -> float | None:
+    """Return the peak operations a second of the device of a Plan; None if not known."""
+    on_cuda = plan.device.type == "cuda"
+    device = torch.cuda.get_device_name(plan.device) if on_cuda else ""
+    return peak_flops(device, plan.precision)
 
 
 class Profile(Part):
@@ -160,9 +168,7 @@ class Profile(Part):
         if self._flops is not None:
             per_second = self._flops * steps / seconds
             flops = f"{per_second:.3g}"
-            on_cuda = plan.device.type == "cuda"
-            device = torch.cuda.get_device_name(plan.device) if on_cuda else ""
-            peak = peak_flops(device, plan.precision)
+            peak = find_peak_flops(plan)
             share = share if peak is None else f"{per_second / peak:.0%}"
         return [
             f"samples a second: {self._samples / seconds:,.0f}",

@@ -11,15 +11,15 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from surestep.base.errors import ConfigError
 from surestep.base.text import format_duration
 from surestep.engine.device import wait_for
+from surestep.engine.plan.plan import Plan
 from surestep.engine.profile.measured_peak import measure_peak_flops
-from surestep.engine.profile.profiler import peak_flops
+from surestep.engine.profile.profiler import find_peak_flops
 from surestep.engine.step.loop import Loop
 from surestep.engine.step.multi_optimizer import OptimizerSet
 from surestep.engine.step.train_step import StepResult
@@ -130,7 +130,7 @@ def measure_shares(
     step_s = statistics.median(plain)
     if loop.plan.device.type == "cuda":
         parts = _separate_host(parts, step_s, _measure_kernels(loop, steps, count))
-    peak, is_measured = _find_peak(loop)
+    peak, is_measured = _find_peak(loop.plan)
     flops = _count_flops(loop, steps)
     loading, note = measure_loading(loop.loader)  # last: it ends the iteration of workers
     return TimeShares(
@@ -313,10 +313,9 @@ def _separate_host(parts: dict[str, float], step_s: float, kernels_s: float) -> 
     return {**parts, **scaled, "host": max(0.0, step_s - others_s - busy_s)}
 
 
-def _find_peak(loop: Loop) -> tuple[float, bool]:
-    plan = loop.plan
-    name = torch.cuda.get_device_name(plan.device) if plan.device.type == "cuda" else ""
-    known = peak_flops(name, plan.precision)
+def _find_peak(plan: Plan) -> tuple[float, bool]:
+    """Return the peak operations a second, and whether it was measured."""
+    known = find_peak_flops(plan)
     if known is not None:
         return known, False
     return measure_peak_flops(plan.device, plan.precision), True
