@@ -4,10 +4,11 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
-from surestep.doctor.rule import load_rules
+from surestep.doctor.rule import load_rule, load_rules
 from tests.cli.conftest import environment
 from tests.doctor.scripts import BAD, GOOD, notebook
 
@@ -244,6 +245,32 @@ def test_json_says_what_is_fixable(surestep, scripts):
     fixable = {found["rule"]: found["fixable"] for found in json.loads(answer.out)["findings"]}
     assert fixable == {"SS209": True, "SS101": False}
     assert json.loads(surestep("explain", "SS209", "--json").out)["fixable"] is True
+
+
+@pytest.fixture
+def assumed(monkeypatch):
+    """SS101 assumes something."""
+    module = load_rule("SS101").module
+    report = partial(module.at_event, assumed="Nothing else zeroes them.")
+    monkeypatch.setattr(module, "at_event", report)
+
+
+@pytest.mark.usefixtures("assumed")
+def test_certain_leaves_out_assumed_findings(surestep, scripts):
+    words = only("bad.py", "--no-cache")
+    answer = surestep(*words)
+    assert answer.code == 1
+    assert "Assumed: Nothing else zeroes them." in answer.out
+    assert "1 finding (1 warning) in 1 file." in answer.out
+    nothing = (0, "0 findings in 1 file.\n", "")
+    assert surestep(*words, "--certain") == nothing
+    (scripts / "pyproject.toml").write_text("[tool.surestep.check]\ncertain = true\n")
+    assert surestep(*words) == nothing
+    surestep(*words, "--write-baseline", "known.json")
+    assert json.loads((scripts / "known.json").read_text())["findings"] == []
+    (scripts / "pyproject.toml").write_text("[tool.surestep.check]\ncertain = 1\n")
+    wrong = surestep(*words)
+    assert (wrong.code, "such as certain = true" in wrong.err) == (2, True)
 
 
 def test_cache_gives_the_same_output(surestep, scripts):

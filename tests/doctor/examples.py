@@ -46,6 +46,7 @@ ON_PAGES = {
     ("SS708", "bad"): f"SS708; watch: skip, {GPU}",
     ("SS709", "bad"): f"nothing; watch: skip, {GPU}",
     ("SS801", "bad"): "SS801; watch: nothing",
+    ("SS903", "bad"): "SS203; ranks: SS903",
     ("SS907", "bad"): f"SS907; ranks: skip, {GPU}",
     ("SS907", "good"): f"nothing; ranks: skip, {GPU}",
 }

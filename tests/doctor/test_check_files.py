@@ -375,3 +375,36 @@ def test_script_that_only_imports_what_trains_is_followed(folder):
         "    train(model, criterion, optimizer, open_data())\n"
     )
     assert check_project("main.py", "engine.py", "parts.py") == [[], [("engine.py", 3)], []]
+
+
+EVALUATE = """\
+import torch
+
+def evaluate(net, batches):
+    net.eval()
+    with torch.no_grad():
+        return sum((net(x).argmax(1) == y).sum().item() for x, y in batches)
+"""
+TRAIN = """\
+import torch
+from evaluating import evaluate
+
+net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(), torch.nn.Linear(8, 2))
+optimizer = torch.optim.Adam(net.parameters())
+batches = [(torch.randn(8, 4), torch.randint(2, (8,))) for _ in range(9)]
+net.train()
+for x, y in batches:
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(net(x), y).backward()
+    optimizer.step()
+    print(evaluate(net, batches))
+"""
+
+
+def test_eval_mode_that_another_file_leaves_on_is_reported_there(folder):
+    (folder / "evaluating.py").write_text(EVALUATE)
+    (folder / "training.py").write_text(TRAIN)
+    names = ("evaluating.py", "training.py")
+    assert check_project(*names, codes=("SS401",)) == [[("evaluating.py", 4)], []]
+    (folder / "training.py").write_text(TRAIN.replace("batches:", "batches:\n    net.train()"))
+    assert check_project(*names, codes=("SS401",)) == [[], []]

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from surestep.doctor.finding import SEVERITIES, Finding, to_json
+from surestep.doctor.finding import SEVERITIES, Edit, Finding, to_json
+from surestep.doctor.problem import Problem
 from surestep.doctor.report.formats import format_github, format_text, summarize
 from surestep.doctor.report.sarif import to_sarif
-from surestep.doctor.rule import load_rules
+from surestep.doctor.rule import load_rule, load_rules
 
 FINDING = Finding(
     rule="SS101",
@@ -106,10 +107,33 @@ def test_json_form_holds_every_field():
                 "fix": "Call zero_grad().",
                 "end_column": 21,
                 "source": "    optimizer.step()",
+                "assumed": "",
                 "fixable": False,
+                "confidence": "certain",
             }
         ],
     }
+
+
+def test_every_form_says_what_was_assumed():
+    found = replace(FINDING, severity="warning", assumed="Nothing else zeroes them.")
+    assert "  Assumed: Nothing else zeroes them." in format_text(found).splitlines()
+    (described,) = to_json([found])["findings"]
+    assert (described["confidence"], described["assumed"]) == ("assumed", found.assumed)
+    assert "old gradients.%0ANothing else zeroes them.%0ACall" in format_github(found)
+    (result,) = sarif([found])["results"]
+    assert result["properties"] == {"confidence": "assumed"}
+    assert " Nothing else zeroes them. Call " in result["message"]["text"]
+
+
+def test_assumed_error_is_a_warning_that_is_not_fixed():
+    rule, edit = load_rule("SS101"), Edit(0, 1, "")
+    problem = Problem("The mistake.", edits=(edit,))
+    certain, assumed = map(rule.to_finding, (problem, replace(problem, assumed="A sentence.")))
+    assert (certain.severity, certain.edits, certain.confidence) == ("error", (edit,), "certain")
+    assert (assumed.severity, assumed.edits, assumed.confidence) == ("warning", (), "assumed")
+    speed = rule.to_finding(replace(problem, severity="speed", assumed="A sentence."))
+    assert speed.severity == "speed"
 
 
 @pytest.mark.parametrize(

@@ -79,3 +79,24 @@ def generate(model, tokens, mode):
     file = parse_source(Path("train.py"), (HEADER + script).encode())
     codes = [finding.rule for finding in check_file(file, load_rules(), Project())]
     assert codes.count("SS710") == 1
+
+
+def test_evaluation_names_the_function_that_calls_it():
+    script = """
+model.eval()
+
+def measure():
+    for x in torch.randn(4, 8, 4):
+        print(F.cross_entropy(model(x)[0], y).item())
+
+def run():
+    measure()
+
+run()
+"""
+    (rule,) = [rule for rule in load_rules() if rule.code == "SS403"]
+    file = parse_source(Path("script.py"), (HEADER + script).encode())
+    (found,) = check_file(file, [rule], Project())
+    assert found.message.endswith(
+        "nothing turns gradients off, neither in `measure` nor in `run`, which calls it."
+    )

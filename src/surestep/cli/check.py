@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Union
 
@@ -20,6 +21,7 @@ from surestep.doctor.report.baseline import Baseline, require_overwritable, writ
 from surestep.doctor.report.file_report import FileReport, list_applied
 from surestep.doctor.selection import list_unchecked, select_codes
 from surestep.doctor.settings import Configuration
+from surestep.doctor.why import explain_line
 
 if TYPE_CHECKING:
     from surestep.doctor.fix_files import FixedFile
@@ -29,6 +31,8 @@ Format = Literal["text", "json", "github", "sarif"]
 _Several = Union[None, tuple[str, ...]]  # noqa: UP007
 _Rules = Annotated[Union[str, None], tyro.conf.arg(metavar="RULE[,RULE...]")]  # noqa: UP007
 _File = Annotated[Union[str, None], tyro.conf.arg(metavar="FILE")]  # noqa: UP007
+_Pair = Union[None, tuple[str, str]]  # noqa: UP007
+_Line = Annotated[_Pair, tyro.conf.arg(metavar="FILE:LINE RULE")]
 _Patterns = Annotated[Union[str, None], tyro.conf.arg(metavar="PATTERN[,...]")]  # noqa: UP007
 
 
@@ -49,9 +53,11 @@ def _run(
     format: Format = "text",
     baseline: _File = None,
     write_baseline: _File = None,
+    certain: bool = False,
     no_cache: bool = False,
     fix: bool = False,
     diff: bool = False,
+    why: _Line = None,
 ) -> int:
     """Find the mistakes that make training silently wrong, without running the scripts.
 
@@ -66,19 +72,16 @@ def _run(
         format: How to print the findings; github annotates the lines of a pull request.
         baseline: Report only the findings that are not in this file.
         write_baseline: Write the findings to this file instead, for --baseline.
+        certain: Leave out findings that assume what the source does not show.
         no_cache: Check files again that are unchanged since they were checked.
         fix: Correct the scripts where a rule has a safe correction, and report what remains.
         diff: Print what --fix would change, and change nothing.
+        why: Print what is known at a line, and where it gave up: `--why train.py:38 SS401`.
     """
+    if why is not None:
+        return _explain(*why)
     _require_files(paths or (), baseline, write_baseline)
-    if diff and (fix or format != "text"):
-        raise ConfigError("Give --diff without --fix and --format: it prints a diff.")
-    if write_baseline and (diff or baseline or format != "text"):
-        raise ConfigError(
-            "Give --write-baseline without --baseline, --diff and --format: it writes all findings."
-        )
-    if diff and baseline:
-        raise ConfigError("Give --diff without --baseline: --fix corrects known findings too.")
+    _require_alone(baseline, write_baseline, fix=fix, diff=diff, is_text=format == "text")
     found = find_files(paths or ["."], split_commas([exclude or ""]))
     if not found.files and not found.excluded:
         raise ConfigError(
@@ -109,13 +112,22 @@ def _run(
         return int(bool(fixed or failures or any(map(_is_incomplete, reports))))
     if fix:
         print_escaped(f"{fixed} fixed.", sys.stderr)
+    only_certain = {path for path, found_in in found.files if certain or found_in.settings.certain}
     if write_baseline:
-        _write_baseline(Path(write_baseline), reports, dict(files))
+        shown = _drop_assumed(reports, only_certain)
+        _write_baseline(Path(write_baseline), shown, dict(files))
         return int(bool(failures) or any(map(_is_incomplete, reports)))
     new = _drop_known(reports, baselines, dict(files))
     known = sum(len(report.findings) for report in reports) - sum(len(r.findings) for r in new)
+    new = _drop_assumed(new, only_certain)
     _print(new, format, found.excluded, known)
     return int(bool(failures) or any(map(_fails, new)))
+
+
+def _explain(place: str, selector: str) -> int:
+    for text in explain_line(place, selector):
+        print_escaped(text)
+    return 0
 
 
 def _require_files(paths: Sequence[str], baseline: str | None, write_baseline: str | None) -> None:
@@ -129,6 +141,20 @@ def _require_files(paths: Sequence[str], baseline: str | None, write_baseline: s
             )
     if write_baseline:  # before files are fixed
         require_overwritable(Path(write_baseline))
+
+
+def _require_alone(
+    baseline: str | None, write_baseline: str | None, *, fix: bool, diff: bool, is_text: bool
+) -> None:
+    """Reject options that print or write something else than the others."""
+    if diff and (fix or not is_text):
+        raise ConfigError("Give --diff without --fix and --format: it prints a diff.")
+    if write_baseline and (diff or baseline or not is_text):
+        raise ConfigError(
+            "Give --write-baseline without --baseline, --diff and --format: it writes all findings."
+        )
+    if diff and baseline:
+        raise ConfigError("Give --diff without --baseline: --fix corrects known findings too.")
 
 
 def _write_baseline(
@@ -172,6 +198,16 @@ def _drop_known(
         if text := baseline.describe_missing(of_files):
             print_escaped(text, sys.stderr)
     return new
+
+
+def _drop_assumed(reports: Sequence[FileReport], paths: set[Path]) -> list[FileReport]:
+    """Return reports without the assumed findings of some files."""
+    return [
+        replace(report, findings=[found for found in report.findings if not found.assumed])
+        if Path(report.path) in paths
+        else report
+        for report in reports
+    ]
 
 
 def _fix(

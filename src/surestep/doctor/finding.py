@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 Severity = Literal["error", "warning", "speed", "info"]
+Confidence = Literal["certain", "assumed"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "speed", "info")
 VERSION = 1  # of the JSON form
 
@@ -44,6 +45,8 @@ class Finding:
         end_column: after what is wrong, in the same line; 0 if it is not known.
         source: the line, as it is in the file.
         edits: of the file, that fix it and change nothing else; empty if a person must decide.
+        assumed: a sentence on what the source does not show, and the rule assumed; "" if the source
+            shows all of it. An assumed finding is not an error, and has no edits.
     """
 
     rule: str
@@ -58,6 +61,12 @@ class Finding:
     end_column: int = 0
     source: str = ""
     edits: tuple[Edit, ...] = ()
+    assumed: str = ""
+
+    @property
+    def confidence(self) -> Confidence:
+        """Whether the mistake is certain, or assumes what the source does not show."""
+        return "assumed" if self.assumed else "certain"
 
 
 def fails(severities: Iterable[str], fail_on: object) -> bool:
@@ -79,4 +88,7 @@ def to_json(findings: list[Finding]) -> dict[str, Any]:
 
 def _describe(finding: Finding) -> dict[str, Any]:
     described = asdict(finding)
-    return described | {"fixable": bool(described.pop("edits"))}
+    return described | {
+        "fixable": bool(described.pop("edits")),
+        "confidence": finding.confidence,
+    }

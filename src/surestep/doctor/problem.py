@@ -48,6 +48,7 @@ class Problem:
         location: where in the user's source.
         since_step: the first step with it, from 1; 0 if it was not seen in a step.
         edits: of the file, that fix it without changing anything else; see `surestep.doctor.edits`.
+        assumed: a sentence on what the source does not show, and the rule assumed; "" if nothing.
     """
 
     message: str
@@ -57,6 +58,7 @@ class Problem:
     location: Location = NOWHERE
     since_step: int = 0
     edits: tuple[Edit, ...] = ()
+    assumed: str = ""
 
 
 def at_node(
@@ -66,17 +68,23 @@ def at_node(
     evidence: Mapping[str, Any] | None = None,
     fix: str = "",
     edits: tuple[Edit, ...] = (),
+    assumed: str = "",
 ) -> Problem:
     """Return the problem of an expression or a statement; a notebook is not edited."""
     start, end, source = file.mark(node)
     name, line = file.locate(getattr(node, "lineno", 1))
     location = Location(name, line, start + 1, end + 1, source)
     edits = () if file.is_notebook else edits
-    return Problem(message, evidence or {}, fix, location=location, edits=edits)
+    return Problem(message, evidence or {}, fix, location=location, edits=edits, assumed=assumed)
 
 
 def at_event(
-    event: Event, message: str, *, edits: tuple[Edit, ...] = (), **evidence: Any
+    event: Event,
+    message: str,
+    *,
+    edits: tuple[Edit, ...] = (),
+    assumed: str = "",
+    **evidence: Any,
 ) -> Problem:
     """Return the problem of an event."""
-    return at_node(event.node, event.file, message, evidence, edits=edits)
+    return at_node(event.node, event.file, message, evidence, edits=edits, assumed=assumed)

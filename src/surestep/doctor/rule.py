@@ -92,12 +92,15 @@ class Rule:
         return map(self.to_finding, () if check is None else check(program))
 
     def to_finding(self, problem: Problem) -> Finding:
-        """Return a problem that the rule found as a finding of the rule."""
-        where = problem.location
+        """Return a problem that the rule found as a finding of the rule.
+
+        An assumed problem is at most a warning, and is not fixed.
+        """
+        where, severity = problem.location, problem.severity or self.severity
         return Finding(
             self.code,
             self.name,
-            problem.severity or self.severity,
+            "warning" if problem.assumed and severity == "error" else severity,
             where.file,
             where.line,
             where.column,
@@ -106,7 +109,8 @@ class Rule:
             problem.fix or self.fix,
             where.end_column,
             where.source,
-            problem.edits,
+            () if problem.assumed else problem.edits,
+            problem.assumed,
         )
 
 

@@ -22,12 +22,14 @@ class Settings:
         exclude: patterns of files and folders not to check, as in .gitignore.
         baseline: the file of the known findings, from the folder of the pyproject.toml; "" if
             there is none.
+        certain: whether assumed findings are left out.
     """
 
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     baseline: str = ""
+    certain: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,9 @@ def _read(file: Path) -> Settings | None:
     baseline = table.pop("baseline", None)
     if baseline is not None and (not isinstance(baseline, str) or not baseline):
         raise ConfigError(f'{file}: baseline is a path, such as baseline = "baseline.json".')
+    certain = table.pop("certain", False)
+    if not isinstance(certain, bool):
+        raise ConfigError(f"{file}: certain is true or false, such as certain = true.")
     for key, value in table.items():
         if key not in known:
             raise ConfigError(
@@ -119,4 +124,4 @@ def _read(file: Path) -> Settings | None:
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise ConfigError(f'{file}: {key} is a list of text, such as {key} = ["SS101"].')
     lists = {key: tuple(value) for key, value in table.items()}
-    return Settings(**lists, baseline=baseline or "")
+    return Settings(**lists, baseline=baseline or "", certain=certain)

@@ -1,4 +1,5 @@
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,17 @@ def test_module_is_found_from_a_folder_that_is_itself_a_package(folder):
     assert found.path == folder / "model.py"
 
 
+def test_module_is_found_from_a_package_without_init(folder):
+    inner = folder / "tool" / "parts"
+    inner.mkdir(parents=True)
+    for path in (folder / "tool" / "base.py", inner / "main.py", folder / "parts.py"):
+        path.write_text("x = 1\n")
+    found = Project().find("tool.base", 0, inner / "main.py")
+    assert found is not None
+    assert found.path.name == "base.py"
+    assert Project().find("base", 0, inner / "main.py") is None
+
+
 def test_module_above_a_relative_path_is_found(folder, monkeypatch):
     (folder / "sub").mkdir()
     (folder / "model.py").write_text("x = 1\n")
@@ -144,3 +156,16 @@ def test_files_that_were_looked_for_are_noted_with_their_digests(folder):
         "gone.py": None,
         "gone/__init__.py": None,
     }
+
+
+@pytest.mark.parametrize("text", ["x = 1  # tta\n", "# a\n# TTA\nx = '#'\n", "x = 1  # é # tta"])
+def test_pattern_in_a_comment_is_not_in_the_code(text):
+    file = parse(text)
+    assert not file.contains(re.compile("tta", re.IGNORECASE))
+
+
+@pytest.mark.parametrize(
+    "text", ["tta = 1", "# tta\ntta = 1", "x = '#', 'tta'  # a", "'''\n# tta'''"]
+)
+def test_pattern_in_the_code_is_found(text):
+    assert parse(text).contains(re.compile("tta"))

@@ -25,6 +25,8 @@ def format_text(finding: Finding) -> str:
         number = str(finding.line)
         source, marks = _mark(finding)
         lines += [f"  {number} | {source}", f"  {' ' * len(number)} | {marks}"]
+    if finding.assumed:
+        lines.append(f"  Assumed: {finding.assumed}")
     if finding.fix:
         lines.append(f"  Fix: {finding.fix}")
     return escape_control_chars("\n".join(lines))
@@ -95,7 +97,8 @@ def format_github(finding: Finding) -> str:
         where = f"Cell {cell}, line {finding.line}: "
     properties["title"] = f"{finding.rule} {finding.name}"
     shown = ",".join(f"{key}={_escape(value, ':,')}" for key, value in properties.items())
-    text = _escape(f"{where}{finding.message}\n{finding.fix}".rstrip())
+    lines = (f"{where}{finding.message}", finding.assumed, finding.fix)
+    text = _escape("\n".join(filter(None, lines)))
     return f"::{_GITHUB_LEVELS[finding.severity]} {shown}::{text}"
 
 

@@ -72,7 +72,7 @@ def _describe(rule: Rule) -> dict[str, Any]:
 def _result(finding: Finding, position: int) -> dict[str, Any]:
     path, cell = split_cell(finding.file)
     where: dict[str, Any] = {"artifactLocation": {"uri": _to_uri(path)}}
-    text = f"{finding.message} {finding.fix}".strip()
+    text = " ".join(filter(None, (finding.message, finding.assumed, finding.fix)))
     if cell is None:
         where["region"] = {"startLine": finding.line, "startColumn": finding.column}
         if finding.end_column:
@@ -86,6 +86,7 @@ def _result(finding: Finding, position: int) -> dict[str, Any]:
         "level": _LEVELS[finding.severity],
         "message": {"text": text},
         "locations": [{"physicalLocation": where}],
+        "properties": {"confidence": finding.confidence},
     }
 
 

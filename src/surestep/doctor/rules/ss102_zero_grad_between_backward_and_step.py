@@ -52,6 +52,7 @@ from surestep.doctor.runtime.windows import Window, WindowWatcher, has_gradient
 from surestep.doctor.source.steps import StepOrder, happens_before, is_zeroed_by
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import Action, may_be_same
+from surestep.doctor.source.values import Attribute, walk
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -80,6 +81,18 @@ def check(program: Program) -> Iterator[Problem]:
                         backward_line=backward.event.line,
                         step_line=step.event.line,
                     )
+            for zero in order.actions:
+                backward = _find_discarded(order, zero, step)
+                if backward is not None:
+                    is_clear = order.is_clear(zero.event, step.event)
+                    yield at_event(
+                        zero.event,
+                        f"`{zero.event.text}` wipes the gradients of the passes before it: "
+                        f"`{step.event.text}` after the loop uses those of the last one only.",
+                        assumed="" if is_clear else "No other call in the loop takes a step.",
+                        backward_line=backward.event.line,
+                        step_line=step.event.line,
+                    )
 
 
 def _has_closure(step: Action) -> bool:
@@ -103,6 +116,31 @@ def _find_lost(order: StepOrder, zero: Action, step: Action) -> Action | None:
         if action.kind == "backward":
             return action if order.is_clear(action.event, step.event) else None
     return None
+
+
+def _find_discarded(order: StepOrder, zero: Action, step: Action) -> Action | None:
+    """Return a backward pass in a loop that zeroes in each pass, and after which comes the step."""
+    loop = zero.event.loop
+    if loop is None or step.event.loops != zero.event.loops[:-1]:
+        return None
+    if not is_zeroed_by(zero, step.target) or not order.is_before(zero.event, step.event):
+        return None
+    inside = [action for action in order.actions if loop in action.event.loops]
+    is_stepped = any(a.is_step and may_be_same(a.target, step.target) for a in inside)
+    backwards = [
+        action
+        for action in inside
+        if action.kind == "backward"
+        and order.is_before(zero.event, action.event)
+        and set(zero.event.branches) <= set(action.event.branches)
+    ]
+    is_used = any(  # `gradients = [p.grad for p in parameters]`
+        isinstance(part, Attribute) and part.name == "grad"
+        for event in order.trace.events
+        if event.kind == "store" and loop in event.loops
+        for part in walk(event.value, 20)
+    )
+    return backwards[0] if backwards and not is_stepped and not is_used else None
 
 
 class ZeroGradBetweenBackwardAndStepWatcher(WindowWatcher):

@@ -70,22 +70,29 @@ def check(program: Program) -> Iterator[Problem]:
         for clip in order.actions:
             if clip.kind != "clip" or is_measurement(clip):
                 continue
-            backward = _find_scaled_backward(order, clip)
-            if backward is not None:
+            found = _find_scaled_backward(order, clip)
+            is_here = found is not None and found.kind == "backward"
+            if found is not None and (is_here or not _unscales(program)):
                 yield at_event(
                     clip.event,
                     f"`{clip.event.text}` clips gradients that are still multiplied "
                     "with the scale of the GradScaler.",
-                    backward_line=backward.event.line,
+                    backward_line=found.event.line if is_here else None,
+                    assumed="" if is_here else "No caller unscales them.",
                 )
 
 
+def _unscales(program: Program) -> bool:
+    """Return whether one of the files unscales gradients, maybe before the function."""
+    return program.mentions("unscale_") or program.mentions("unscale_gradients")
+
+
 def _find_scaled_backward(order: StepOrder, clip: Action) -> Action | None:
-    """Return the backward pass of scaled gradients that a clip gets."""
+    """Return the backward pass of scaled gradients that a clip gets, or else the scaler's step."""
     actions = order.find_pass(clip.event)
     at = actions.index(clip)
     step = next((a for a in actions[at:] if a.is_step or a.kind == "backward"), None)
-    if step is None or step.kind != "scaler_step" or not order.is_clear_inside(clip.event):
+    if step is None or step.kind != "scaler_step":
         return None
     call = step.event.call
     if call is None or not is_enabled(call.receiver):
@@ -94,8 +101,11 @@ def _find_scaled_backward(order: StepOrder, clip: Action) -> Action | None:
         if action.is_step or action.kind == "unscale":
             return None
         if action.kind == "backward":
-            return action if is_scaled(action.target) else None
-    return None
+            is_known = order.is_clear(action.event, clip.event)
+            return action if is_scaled(action.target) and is_known else None
+    # Without a backward pass here: scaler.step() divides what nothing has unscaled.
+    is_in_function = bool(clip.event.stack) and clip.event.stack == step.event.stack
+    return step if is_in_function and order.is_clear(clip.event, step.event) else None
 
 
 @dataclass(frozen=True)

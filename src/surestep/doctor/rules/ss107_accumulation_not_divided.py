@@ -3,7 +3,7 @@
 `backward()` adds the gradients of N batches. If each loss is the mean over its batch, the sum is N
 times the gradient of the large batch that is meant. SGD then takes steps N times too long, and a
 clip by norm shrinks them N times more. Nothing fails: the result only differs from that of the
-large batch.
+large batch. So it does if the loss is divided by the number of the batch instead of N.
 
 Ignore it if the learning rate was chosen for the sum. It is not reported for optimizers such as
 Adam, which do not depend on the size of the gradient, unless the gradient is clipped.
@@ -39,6 +39,7 @@ Right:
 
 from __future__ import annotations
 
+import ast
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -46,16 +47,22 @@ from typing import TYPE_CHECKING, Any
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.runtime.windows import Window, WindowWatcher
-from surestep.doctor.source.gradients import is_forward, is_loss_module
-from surestep.doctor.source.steps import StepOrder, StepWindow, find_windows, is_part_of, is_scaled
-from surestep.doctor.source.trace import Program
-from surestep.doctor.source.training import (
-    Action,
-    is_coordinator,
-    is_made_by,
-    options_of,
+from surestep.doctor.source.choices import is_chosen
+from surestep.doctor.source.gradients import is_mean, is_mean_or_of_model
+from surestep.doctor.source.nodes import describe_source, find_names
+from surestep.doctor.source.steps import (
+    StepOrder,
+    StepWindow,
+    find_range_windows,
+    find_running_counter,
+    find_windows,
+    has_clip,
+    is_part_of,
+    unscale,
 )
-from surestep.doctor.source.values import Attribute, Call, Constant, Unknown, Value, last_name
+from surestep.doctor.source.trace import Program
+from surestep.doctor.source.training import Action, is_coordinator, is_made_by, options_of
+from surestep.doctor.source.values import Attribute, Constant, Operation, Unknown, Value, last_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,10 +74,7 @@ if TYPE_CHECKING:
 SEVERITY = "warning"
 FIX = "Divide the loss by the number of batches of a step before backward()."
 
-_MEANS = frozenset(
-    "cross_entropy mse_loss l1_loss smooth_l1_loss huber_loss nll_loss binary_cross_entropy "
-    "binary_cross_entropy_with_logits mean".split()
-)
+_COUNTED = "The loss is divided by `{}`, which counts {}: the later ones have less weight."
 _ADAPTIVE = tuple(
     f"torch.optim.{name}" for name in ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop")
 )
@@ -80,14 +84,38 @@ def check(program: Program) -> Iterator[Problem]:
     """Find backward passes of a mean in each pass of a loop that steps in one of N."""
     for trace in program.traces:
         order = StepOrder(trace)
-        for window in find_windows(order):
-            step, backward = window.step, _find_backward(order, window)
-            if backward is not None and _is_count(window.size) and _depends_on_size(window):
+        for backward in order.actions:
+            if counter := find_running_counter(order, backward):
+                yield at_event(backward.event, _COUNTED.format(counter, "the batches of a step"))
+        for backward, step, size in find_range_windows(order):
+            loss, is_clipped = unscale(backward.target), has_clip(order, step)
+            text = describe_source(size)
+            is_count = "accum" in text.lower() or text.isdigit()
+            if is_count and _depends_on_size(step, is_clipped) and is_mean_or_of_model(loss):
                 yield at_event(
                     backward.event,
-                    f"`{step.event.text}` uses the sum of `{window.text}` "
-                    f"gradients of a mean: `{backward.event.text}` does not divide.",
+                    f"`{step.event.text}` uses the sum of `{text}` gradients: "
+                    f"`{backward.event.text}` does not divide.",
                     step_line=step.event.line,
+                    assumed="" if is_mean(loss) else "The model returns the mean of a batch.",
+                )
+        for window in find_windows(order):
+            step, summed = window.step, _find_backward(order, window)
+            if counter := _find_counter(window):
+                yield at_event(
+                    window.backwards[0].event,
+                    _COUNTED.format(counter, f"the batches, and not by `{window.text}`"),
+                    step_line=step.event.line,
+                )
+            if summed is None or not _depends_on_size(step, _is_clipped(window)):
+                continue
+            if _is_count(window.size):
+                yield at_event(
+                    summed.event,
+                    f"`{step.event.text}` uses the sum of `{window.text}` "
+                    f"gradients of a mean: `{summed.event.text}` does not divide.",
+                    step_line=step.event.line,
+                    assumed=_describe_assumption(window),
                 )
 
 
@@ -101,29 +129,17 @@ def _find_backward(order: StepOrder, window: StepWindow) -> Action | None:
     if call is None or is_coordinator(call.receiver) or not is_part_of(backward.event, step):
         return None
     is_window = all(window.branch in zero.event.branches for zero in zeroes)
-    loss = backward.target
-    if isinstance(loss, Call) and is_scaled(loss):
-        loss = loss.argument(0, "")
-    return backward if is_window and _is_mean(loss) else None
+    return backward if is_window and is_mean(unscale(backward.target)) else None
 
 
-def _is_mean(loss: Value | None) -> bool:
-    return bool(options_of(loss)) and all(map(_is_one_mean, options_of(loss)))
-
-
-def _is_one_mean(loss: Value) -> bool:
-    if isinstance(loss, Attribute) and loss.name == "loss":  # of a model of transformers
-        return is_forward(loss.base)
-    if not isinstance(loss, Call):
-        return False
-    made = loss.receiver if loss.path == "()" else loss
-    if not isinstance(made, Call) or made.has_unknown_arguments:
-        return False
-    is_loss = is_loss_module(made) and not made.path.startswith("torch.nn.functional.")
-    if not is_loss and made.name not in _MEANS:
-        return False
-    reduction = made.keywords.get("reduction")
-    return reduction is None or (isinstance(reduction, Constant) and reduction.value == "mean")
+def _find_counter(window: StepWindow) -> str:
+    """Return the counter by which a loss is divided, and by which the step is chosen."""
+    loss = unscale(window.backwards[0].target)
+    if not isinstance(loss, Operation) or not isinstance(loss.node, ast.BinOp):
+        return ""
+    names = find_names(loss.node.right, ast.Load)
+    is_counter = loss.operator == "/" and bool(names) and names == window.counted
+    return ast.unparse(loss.node.right) if is_counter else ""
 
 
 def _is_count(count: Value) -> bool:
@@ -134,11 +150,19 @@ def _is_count(count: Value) -> bool:
     return "accum" in name
 
 
-def _depends_on_size(window: StepWindow) -> bool:
-    if any(action.kind == "clip" for action in window.actions):
-        return True
-    optimizer = window.step.target
-    return is_made_by(optimizer, "torch.optim.") and not is_made_by(optimizer, *_ADAPTIVE)
+def _describe_assumption(window: StepWindow) -> str:
+    is_known = _is_clipped(window) or not any(map(is_chosen, options_of(window.step.target)))
+    return "" if is_known else "The optimizer is one like SGD, which depends on that size."
+
+
+def _is_clipped(window: StepWindow) -> bool:
+    return any(action.kind == "clip" for action in window.actions)
+
+
+def _depends_on_size(step: Action, is_clipped: bool) -> bool:
+    """Return whether a step with gradients N times too large differs."""
+    is_known = is_made_by(step.target, "torch.optim.")
+    return is_clipped or (is_known and not is_made_by(step.target, *_ADAPTIVE))
 
 
 class AccumulationNotDividedWatcher(WindowWatcher):

@@ -50,10 +50,10 @@ from surestep.doctor.runtime.parameters import iter_parameters, list_held
 from surestep.doctor.runtime.tally import FEWEST, Tally
 from surestep.doctor.runtime.windows import Window, WindowWatcher, has_gradient
 from surestep.doctor.source.gradients import GradientPaths, is_forward
-from surestep.doctor.source.steps import StepOrder, is_scaled
+from surestep.doctor.source.steps import StepOrder, unscale
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import describe
-from surestep.doctor.source.values import Call, Value
+from surestep.doctor.source.values import Value
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -77,17 +77,13 @@ def check(program: Program) -> Iterator[Problem]:
         for action in order.actions:
             if action.kind != "backward":
                 continue
-            breaks = paths.find_breaks(_loss_of(action.target))
+            breaks = paths.find_breaks(unscale(action.target))
             if breaks:
                 yield at_event(
                     action.event,
                     f"`{action.event.text}` reaches no parameter: {_describe_break(breaks[0])}.",
                     detached_line=breaks[0].line,
                 )
-
-
-def _loss_of(value: Value | None) -> Value | None:
-    return value.argument(0, "") if isinstance(value, Call) and is_scaled(value) else value
 
 
 def _describe_break(value: Value) -> str:

@@ -66,7 +66,13 @@ from typing import TYPE_CHECKING
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.parameters import iter_parameters
 from surestep.doctor.runtime.unheld import Unheld
-from surestep.doctor.source.modules import contains, has_parameters, models_of, traverse_inputs
+from surestep.doctor.source.modules import (
+    contains,
+    find_switched,
+    has_parameters,
+    models_of,
+    traverse_inputs,
+)
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import (
     describe,
@@ -76,7 +82,7 @@ from surestep.doctor.source.training import (
     is_scheduler,
     strip,
 )
-from surestep.doctor.source.values import Call, Constant, Element, Instance, Item, Value
+from surestep.doctor.source.values import Call, Instance, Value
 from surestep.doctor.watcher import Script, Watcher
 from surestep.doctor.wording import list_names
 
@@ -162,44 +168,18 @@ def _find_unfrozen(
     before: list[Event], between: list[Event], models: list[Value]
 ) -> Iterator[Problem]:
     """Find parameters that were frozen when the optimizer was created, and no longer are."""
-    roots = [root for event in before if (root := _find_changed(event, False)) is not None]
+    roots = [
+        root for event in before if (root := find_switched(event, is_trained=False)) is not None
+    ]
     frozen = [r for r in roots if any(is_same(r, m) or contains(m, r) for m in models)]
     for event in between:
-        root = _find_changed(event, True)
+        root = find_switched(event, is_trained=True)
         if any(is_same(root, f) or contains(root, f) or contains(f, root) for f in frozen):
             yield at_event(
                 event,
                 f"`{describe(root)}` is unfrozen after the optimizer was created without it, so "
                 "nothing updates it.",
             )
-
-
-def _find_changed(event: Event, is_trained: bool) -> Value | None:
-    """Return the module whose parameters an event freezes or unfreezes."""
-    value, call = event.value, event.call
-    changed: Value | None = None
-    if event.kind == "store" and isinstance(event.target, ast.Attribute):
-        if event.target.attr == "requires_grad" and _is_constant(value, is_trained):
-            changed = event.base
-    elif call is not None and call.path == ".requires_grad_":
-        given = call.argument(0, "requires_grad")
-        if (given is None and is_trained) or _is_constant(given, is_trained):
-            changed = call.receiver
-    changed = strip(changed)
-    while True:
-        match changed:
-            case Element(of=inner):
-                changed = strip(inner)
-            case Item(base=Element() as inner):  # of named_parameters()
-                changed = strip(inner)
-            case Call(path=".parameters" | ".named_parameters", receiver=inner):
-                changed = strip(inner)
-            case _:
-                return changed
-
-
-def _is_constant(value: Value | None, expected: bool) -> bool:
-    return isinstance(value, Constant) and value.value is expected
 
 
 class ParameterNotInOptimizerWatcher(Watcher):

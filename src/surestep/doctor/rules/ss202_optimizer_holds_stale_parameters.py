@@ -69,6 +69,7 @@ from surestep.doctor.source.training import (
     find_actions,
     is_made_by,
     is_model,
+    is_optimizer,
     is_same,
     strip,
 )
@@ -83,6 +84,7 @@ SEVERITY = "error"
 FIX = "Create the optimizer after the last change of the model."
 _FEWEST = 3  # steps with a gradient that nothing used
 
+_ADDS = ("add_param_group", "load_state_dict")
 _HEADS = ("fc", "classifier", "head", "heads")
 
 
@@ -94,7 +96,10 @@ def check(program: Program) -> Iterator[Problem]:
             if not is_made_by(step.target, "torch.optim."):
                 continue
             yield from _find_other_model(trace, actions, step)
-            yield from _find_replaced_layers(trace, step)
+            yield from _find_replaced_layers(trace, strip(step.target), trace.index(step.event))
+        if not any(action.is_step for action in actions):  # of a constructor: steps come later
+            made = [c for _, c in trace.calls if is_made_by(c, "torch.optim.") and is_optimizer(c)]
+            yield from _find_replaced_layers(trace, made[-1] if made else None, len(trace.events))
 
 
 def _find_other_model(trace: Trace, actions: list[Action], step: Action) -> Iterator[Problem]:
@@ -140,13 +145,11 @@ def _is_new(value: Value | None) -> bool:
     return isinstance(value, (Call, Instance)) and is_model(value) and has_parameters(value)
 
 
-def _find_replaced_layers(trace: Trace, step: Action) -> Iterator[Problem]:
-    optimizer = strip(step.target)
+def _find_replaced_layers(trace: Trace, optimizer: Value | None, end: int) -> Iterator[Problem]:
     held = models_of(optimizer)
     created = next((i for i, e in enumerate(trace.events) if e.value is optimizer), None)
-    if created is None or not held or any(map(_adds_parameters, trace.events)):
+    if created is None or not held or any(call.name in _ADDS for _, call in trace.calls):
         return
-    end = trace.index(step.event)
     for event in trace.events[created:end]:
         if event.kind != "store" or not isinstance(event.target, ast.Attribute):
             continue
@@ -158,27 +161,24 @@ def _find_replaced_layers(trace: Trace, step: Action) -> Iterator[Problem]:
                 f"`{ast.unparse(event.target)}` is replaced after the optimizer was created: the "
                 "optimizer updates the old layer.",
                 optimizer_line=trace.events[created].line,
+                assumed="The model had such a layer before." * (not _is_new(strip(event.base))),
             )
-
-
-def _adds_parameters(event: Event) -> bool:
-    call = event.call
-    return call is not None and call.name in ("add_param_group", "load_state_dict")
 
 
 def _replaces(trace: Trace, created: int, event: Event) -> bool:
     """Return whether the attribute had another module when the optimizer was created."""
     name = event.target.attr if isinstance(event.target, ast.Attribute) else ""
     base = strip(event.base)
-    if isinstance(base, Call) and base.path.startswith("torchvision.models."):
-        return name in _HEADS
-    return any(
-        earlier.kind == "store"
-        and isinstance(earlier.target, ast.Attribute)
-        and earlier.target.attr == name
-        and is_same(earlier.base, base)
-        and earlier.value is not event.value
-        for earlier in trace.events[:created]
+    return (
+        (isinstance(base, Call) and name in _HEADS)
+        or any(  # a model of a library
+            earlier.kind == "store"
+            and isinstance(earlier.target, ast.Attribute)
+            and earlier.target.attr == name
+            and is_same(earlier.base, base)
+            and earlier.value is not event.value
+            for earlier in trace.events[:created]
+        )
     )
 
 

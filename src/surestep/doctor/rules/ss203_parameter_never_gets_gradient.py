@@ -57,11 +57,16 @@ Right:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+import re
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from surestep.doctor.problem import NOWHERE, Problem
+from surestep.doctor.problem import NOWHERE, Problem, at_event
 from surestep.doctor.runtime.parameters import iter_parameters, list_held
+from surestep.doctor.source.modules import has_parameters
+from surestep.doctor.source.trace import Program
+from surestep.doctor.source.values import Call, Class, Instance, last_name
 from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
@@ -72,9 +77,46 @@ if TYPE_CHECKING:
 SEVERITY = "warning"
 REVIEWED = True
 FIX = "Call the layer in forward() without detach(), or leave its parameters out of the optimizer."
+_READS_ALL = re.compile(r"getattr|children\(|modules\(|__dict__|vars\(|requires_grad")
 _FEWEST = 10  # steps before something is claimed
 _CHECKED = 200  # steps; later ones are not checked
 _SHOWN = 5  # names in a message
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find layers that are an attribute of their module, and that the file never reads."""
+    others = {name for name, is_own in _find_read(program.file.nodes) if not is_own}
+    inherited = {last_name(base) for cls in program.classes for base in cls.bases}
+    for event in program.events:
+        target, owner = event.target, event.base
+        if event.kind != "store" or event.file is not program.file or event.loops:
+            continue
+        if not isinstance(target, ast.Attribute) or not isinstance(owner, Instance):
+            continue
+        read = others | {name for name, _ in _find_read(ast.walk(owner.cls.definition))}
+        is_layer = isinstance(event.value, Call) and has_parameters(event.value)
+        if is_layer and target.attr not in read and _is_closed(owner.cls, inherited):
+            yield at_event(
+                event,
+                f"Nothing in the file uses `{ast.unparse(target)}`: it gets no gradient.",
+                assumed="No other file uses it.",
+            )
+
+
+def _find_read(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, bool]]:
+    """Yield the attributes that are read, and whether they are those of `self`."""
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            yield node.attr, isinstance(node.value, ast.Name) and node.value.id == "self"
+
+
+def _is_closed(cls: Class, inherited: set[str]) -> bool:
+    """Return whether a class has its own forward pass, which names the layers that it calls."""
+    source = ast.unparse(cls.definition)
+    has_forward = any(getattr(node, "name", "") == "forward" for node in cls.definition.body)
+    is_plain = cls.outside_bases == {"torch.nn.Module"} and len(list(cls.lineage())) == 1
+    is_open = last_name(cls) in inherited or _READS_ALL.search(source) is not None
+    return is_plain and has_forward and not is_open
 
 
 class ParameterNeverGetsGradientWatcher(Watcher):

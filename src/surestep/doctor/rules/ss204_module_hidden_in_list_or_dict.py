@@ -66,8 +66,9 @@ from weakref import WeakKeyDictionary
 from surestep.doctor.problem import Location, Problem, at_event
 from surestep.doctor.runtime.parameters import list_held
 from surestep.doctor.source.modules import has_parameters
-from surestep.doctor.source.trace import Event, Program, Trace
-from surestep.doctor.source.values import Call, Collection, Instance, Value, walk
+from surestep.doctor.source.trace import Event, Program, Trace, once_per_trace
+from surestep.doctor.source.training import is_made_by, is_model
+from surestep.doctor.source.values import Call, Collection, Instance, Value, last_name, walk
 from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
@@ -106,24 +107,48 @@ def _hides(kept: Collection, owner: Instance, trace: Trace, event: Event) -> boo
         return False
     if kept.is_complete and len(kept.elements) == 1:
         return False  # the usual way to hide a module
-    if not all(
-        isinstance(value, (Call, Instance)) and has_parameters(value) for value in kept.elements
-    ):
+    if not _are_layers(kept, trace):
         return False
     if any(isinstance(value, Call) and value.name in _FREEZES for value in kept.elements):
         return False
     hidden = {id(kept), *map(id, kept.elements)}
     if any(id(value) in hidden and value is not kept for value in owner.attributes.values()):
         return False
-    return not any(_registers(other, hidden) for other in trace.events)
+    return not any(_registers(other, owner, hidden) for other in trace.events)
 
 
-def _registers(event: Event, hidden: set[int]) -> bool:
+def _are_layers(kept: Collection, trace: Trace) -> bool:
+    """Return whether all elements are modules, of which one has parameters or may be any module."""
+    given = _find_checked(trace)
+    if not given.isdisjoint(kept.elements):  # the others are made from what is not a module yet
+        return True
+    are_modules = all(isinstance(v, (Call, Instance)) and is_model(v) for v in kept.elements)
+    return are_modules and any(map(has_parameters, kept.elements))
+
+
+@once_per_trace
+def _find_checked(trace: Trace) -> set[Value]:
+    """Return what is appended where `isinstance(value, torch.nn.Module)` is true."""
+    return {
+        value
+        for event, call in trace.calls
+        if call.name == "append"
+        for value in call.args
+        for branch in event.branches
+        if branch.is_taken
+        and is_made_by(branch.test, "isinstance")
+        and isinstance(branch.test, Call)
+        and branch.test.args[:1] == (value,)
+        and last_name(branch.test.argument(1, "")) == "Module"
+    }
+
+
+def _registers(event: Event, owner: Instance, hidden: set[int]) -> bool:
     call = event.call
     if call is None:
         return False
     if call.name in ("add_module", "register_module", "setattr"):
-        return True
+        return any(value is owner for value in (call.receiver, *call.args[:1]))
     if call.name in _FREEZES:
         return any(_leads_to(value, hidden) for value in call.inputs)
     return call.name in _REGISTERS and any(_leads_to(value, hidden) for value in call.inputs)

@@ -81,7 +81,7 @@ def check(program: Program) -> Iterator[Problem]:
             is_plain = schedule.kind == "schedule" and is_stepped_without_arguments(schedule)
             if not is_plain or len(loops) < 2 or not is_over_batches(loops[-1]):
                 continue
-            if schedule.event.branches or not _is_beside_step(order, schedule):
+            if not _is_beside_step(order, schedule):
                 continue
             epochs = _epochs_of(loops[-2])
             made = list(creations(schedule.target))
@@ -110,10 +110,12 @@ def _epochs_of(loop: SourceLoop) -> Value | None:
 
 
 def _is_beside_step(order: StepOrder, schedule: Action) -> bool:
+    """Return whether a schedule follows each step of its optimizer, under no further condition."""
     return any(
         action.is_step
         and is_schedule_of(schedule.target, action.target)
         and happens_before(action.event, schedule.event)
+        and action.event.branches == schedule.event.branches
         for action in order.actions
     )
 

@@ -53,7 +53,7 @@ from collections.abc import Iterator
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.schedule_recorder import ScheduleWatcher, Seen
-from surestep.doctor.source.schedules import creations, is_schedule_of
+from surestep.doctor.source.schedules import TORCH, creations, is_over_batches, is_schedule_of
 from surestep.doctor.source.steps import StepOrder
 from surestep.doctor.source.trace import Program, SourceLoop
 from surestep.doctor.source.training import Action, describe, is_same, strip_iterators
@@ -94,7 +94,8 @@ def _find_batch_loop(order: StepOrder, schedule: Action, outer: SourceLoop) -> S
     """Return the loop over the batches that a schedule counts, inside the loop around its step."""
     made = list(creations(schedule.target))
     counted = [option for call in made[:1] for option in _lengths_in(_steps_in(call))]
-    if len(made) != 1 or not counted:
+    is_cyclic = len(made) == 1 and _has_cycles_of_batches(made[0])
+    if len(made) != 1 or not (counted or is_cyclic):
         return None
     for action in order.find_pass(schedule.event):
         is_step = action.is_step
@@ -103,7 +104,15 @@ def _find_batch_loop(order: StepOrder, schedule: Action, outer: SourceLoop) -> S
         for inner in action.event.loops[action.event.loops.index(outer) + 1 :]:
             if any(is_same(strip_iterators(inner.iterated), option) for option in counted):
                 return inner
+            if is_cyclic and is_over_batches(inner):
+                return inner
     return None
+
+
+def _has_cycles_of_batches(made: Call) -> bool:
+    """Return whether a schedule goes up and down in 2,000 steps each, as CyclicLR does unasked."""
+    is_open = made.argument(3, "step_size_up") is None and not made.has_unknown_arguments
+    return made.path == f"{TORCH}CyclicLR" and is_open
 
 
 def _lengths_in(values: list[Value]) -> list[Value]:

@@ -3,7 +3,7 @@
 Its `step()` needs the value that should improve. Without it, it raises an error, perhaps after a
 long first epoch. With the number of the epoch it runs: the number grows, so after `patience` epochs
 the learning rate falls again and again, whatever the model does. The same happens with the learning
-rate itself, and with an accuracy and the default `mode="min"`.
+rate itself, with an accuracy and the default `mode="min"`, and with a loss and `mode="max"`.
 
 Ignore it if the quantity is one that should fall in spite of its name.
 
@@ -48,6 +48,7 @@ from weakref import WeakKeyDictionary
 
 from surestep.doctor.problem import Location, Problem, at_event
 from surestep.doctor.runtime.tally import Occurrence
+from surestep.doctor.source.metric_names import find_better
 from surestep.doctor.source.schedules import PLATEAU, creations
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import describe, find_actions, is_made_by
@@ -57,8 +58,8 @@ from surestep.doctor.watcher import Script, Watcher
 SEVERITY = "error"
 FIX = "Pass the metric that should improve: scheduler.step(val_loss); mode='max' if it should grow."
 
-_GROWS = re.compile(r"(^|_)(acc|accuracy|accuracies|f1|auc|auroc|dice|iou|miou|bleu)(_|$|\d)")
-_FALLS = re.compile(r"loss|err|neg|minus|inv|drop|1_?-|one_minus", re.IGNORECASE)
+_OTHER = {"min": "max", "max": "min"}
+_VERBS = {"min": "fall", "max": "grow"}
 _RATE = re.compile(r"\.param_groups\b.*\[.lr.\]$|get_last_lr\(\)")
 _FEWEST = 4  # calls in a row, from the first one on
 # torch raises an error for the first one; only its name shows what the second one is.
@@ -85,12 +86,14 @@ def check(program: Program) -> Iterator[Problem]:
                 yield at_event(
                     action.event, f"`{name}` gets the learning rate, which is not a metric."
                 )
-            elif _grows(metric, call) and all(map(_is_min, creations(action.target))):
-                yield at_event(
-                    action.event,
-                    f"`{name}` gets a metric that should grow, but the mode of the schedule is "
-                    "'min'.",
-                )
+            elif better := _find_better(metric, call):
+                modes = set(map(_read_mode, creations(action.target)))
+                if modes == {_OTHER[better]}:
+                    yield at_event(
+                        action.event,
+                        f"`{name}` gets a metric that should {_VERBS[better]}, but the mode of the "
+                        f"schedule is '{_OTHER[better]}'.",
+                    )
 
 
 def _is_count(metric: Value, event: Event) -> bool:
@@ -103,20 +106,21 @@ def _is_count(metric: Value, event: Event) -> bool:
     return metric.of.path in ("range", "tqdm.trange")
 
 
-def _grows(metric: Value, call: Call) -> bool:
+def _find_better(metric: Value, call: Call) -> str:
+    """Return whether a metric should grow, "max", or fall, "min"; "" if its name is unclear."""
     node = call.node
     given = node.args[0] if isinstance(node, ast.Call) and node.args else None
     if not isinstance(given, (ast.Name, ast.Attribute)):
-        return False
-    name = given.id if isinstance(given, ast.Name) else given.attr
-    names = f"{name} {last_name(metric)}"
-    return bool(_GROWS.search(name.lower())) and not _FALLS.search(names)
+        return ""
+    return find_better((given.id if isinstance(given, ast.Name) else given.attr, last_name(metric)))
 
 
-def _is_min(made: Call) -> bool:
+def _read_mode(made: Call) -> str:
+    """Return the mode of a schedule; "" if it is not certain."""
     mode = made.argument(1, "mode")
-    is_default = mode is None and not made.has_unknown_arguments
-    return is_default or (isinstance(mode, Constant) and mode.value == "min")
+    if mode is None:
+        return "" if made.has_unknown_arguments else "min"
+    return str(mode.value) if isinstance(mode, Constant) else ""
 
 
 @dataclass

@@ -59,25 +59,19 @@ from surestep.doctor.problem import NOWHERE, Problem, at_event
 from surestep.doctor.runtime.mode_layers import is_mode_layer, list_mode_layers
 from surestep.doctor.runtime.parameters import list_held
 from surestep.doctor.runtime.tally import FEWEST, Tally
-from surestep.doctor.source.evaluation import find_forwards
+from surestep.doctor.source.evaluation import find_forwards, is_evaluated_after, is_trained
 from surestep.doctor.source.losses import find_trained
 from surestep.doctor.source.modes import find_lasting_switch, find_switch
-from surestep.doctor.source.modules import depends_on_mode, models_of
+from surestep.doctor.source.modules import depends_on_mode, has_self
 from surestep.doctor.source.trace import Event, Program, Trace
-from surestep.doctor.source.training import (
-    describe,
-    find_actions,
-    is_made_by,
-    is_same,
-    is_without_grad,
-    strip,
-)
-from surestep.doctor.source.values import Value
+from surestep.doctor.source.training import describe, is_without_grad, strip
 from surestep.doctor.watcher import Script, TorchCall, Watcher
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
+
+    from surestep.doctor.source.files import SourceFile
 
 SEVERITY = "error"
 FIX = "Call model.train() before training continues, at the start of each epoch."
@@ -91,19 +85,32 @@ def check(program: Program) -> Iterator[Problem]:
         trained = find_trained(trace)
         for event, output in () if _freezes(trace) else find_forwards(trace):
             model = strip(output.receiver)
-            if model is None or is_without_grad(event) or depends_on_mode(model) is False:
+            depends = None if model is None else depends_on_mode(model)
+            if model is None or is_without_grad(event) or depends is False:
                 continue
-            if id(output) not in trained or not _is_trained(trace, model):
+            if id(output) not in trained or not is_trained(trace, model):
                 continue
             switch = find_switch(trace, event, model, is_training=False)
             switch = switch or find_lasting_switch(trace, event, model, is_training=False)
-            if switch is not None and _is_for_evaluation(trace, switch.event, model):
+            if switch is not None and is_evaluated_after(trace, switch.event, model):
+                is_at_switch = event.file is not _place(program, switch.event)  # mend it there
+                subject = f"`{describe(output.receiver)}` is trained in eval mode"
+                if is_at_switch:
+                    subject += f" in line {event.line} of {event.file.path.name}"
+                line = f"line {switch.event.line}"
+                if not is_at_switch and switch.event.file is not event.file:
+                    line += f" of {switch.event.file.path.name}"
                 yield at_event(
-                    event,
-                    f"`{describe(output.receiver)}` is trained in eval mode: line "
-                    f"{switch.event.line} switched it, and nothing switches it back.",
+                    switch.event if is_at_switch else event,
+                    f"{subject}: {line} switched it, and nothing switches it back.",
                     eval_line=switch.event.line,
+                    assumed="" if depends else "The model has layers such as dropout or BatchNorm.",
                 )
+
+
+def _place(program: Program, switch: Event) -> SourceFile:
+    """Return the file that should switch a model back: not that of a method of the model."""
+    return program.file if has_self(switch) else switch.file
 
 
 def _freezes(trace: Trace) -> bool:
@@ -113,24 +120,6 @@ def _freezes(trace: Trace) -> bool:
         or (event.call is not None and event.call.name == "requires_grad_")
         for event in trace.events
     )
-
-
-def _is_trained(trace: Trace, model: Value) -> bool:
-    """Return whether a step updates the model."""
-    steps = [action for action in find_actions(trace) if action.kind == "step"]
-    known = [step for step in steps if is_made_by(step.target, "torch.optim.")]
-    if known:
-        return any(is_same(other, model) for step in known for other in models_of(step.target))
-    models = {id(strip(output.receiver)) for event, output in find_forwards(trace)}
-    return bool(steps) and len(models) == 1
-
-
-def _is_for_evaluation(trace: Trace, switch: Event, model: Value) -> bool:
-    """Return whether a forward pass without gradients follows the switch to eval mode."""
-    for event, output in find_forwards(trace):
-        if trace.index(event) > trace.index(switch) and is_same(output.receiver, model):
-            return is_without_grad(event)
-    return False
 
 
 @dataclass(kw_only=True)

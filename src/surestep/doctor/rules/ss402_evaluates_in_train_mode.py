@@ -101,19 +101,19 @@ def check(program: Program) -> Iterator[Problem]:
     for trace in program.traces:
         for event, output in find_forwards(trace):
             model = strip(output.receiver)
-            if (
-                model is None
-                or not depends_on_mode(model)
-                or not _is_evaluation(trace, event, output)
-            ):
+            if model is None or not _is_evaluation(trace, event, output):
+                continue
+            depends = depends_on_mode(model)
+            if depends is False or (depends is None and not is_held_out(trace, output)):
                 continue
             switch = find_switch(trace, event, model, is_training=True)
-            if switch is not None or _stays_in_train_mode(trace, event, model):
+            if switch is not None or (depends and _stays_in_train_mode(trace, event, model)):
                 yield at_event(
                     event,
                     f"`{describe(output.receiver)}` is in train mode here: dropout and BatchNorm "
                     "change what is measured.",
                     train_line=switch.event.line if switch else None,
+                    assumed="" if depends else "The model has layers such as dropout or BatchNorm.",
                 )
 
 

@@ -48,15 +48,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from surestep.doctor.problem import Location, Problem, at_event
 from surestep.doctor.runtime.batches import list_tensors
 from surestep.doctor.runtime.evaluations import EvaluationWatcher
-from surestep.doctor.runtime.graphs import Token, attach_token
+from surestep.doctor.runtime.graphs import Token, attach_token, wants_gradients
 from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.source.evaluation import (
+    describe_caller,
     find_forwards,
+    is_frozen,
     is_measured,
     is_validation,
+    name_unknown_caller,
     uses_graph,
 )
 from surestep.doctor.source.modes import find_switch
+from surestep.doctor.source.modules import is_used_as_module
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import describe, is_model, is_without_grad, strip
 from surestep.doctor.watcher import Script, TorchCall
@@ -76,7 +80,9 @@ def check(program: Program) -> Iterator[Problem]:
     for trace in program.traces:
         for event, output in find_forwards(trace):
             model = strip(output.receiver)
-            if event.loop is None or is_without_grad(event) or model is None or not is_model(model):
+            if event.loop is None or is_without_grad(event) or model is None:
+                continue
+            if not is_model(model) and not is_used_as_module(trace, model):
                 continue
             switch = find_switch(trace, event, model, is_training=False)
             is_switched = switch is not None and event.loop not in switch.event.loops
@@ -84,8 +90,14 @@ def check(program: Program) -> Iterator[Problem]:
                 continue
             if uses_graph(trace, event) or not is_measured(trace, event, output):
                 continue
+            if is_frozen(trace, model):
+                continue
+            caller = name_unknown_caller(trace, model)
             yield at_event(
-                event, f"`{describe(output)}` keeps all activations: nothing turns gradients off."
+                event,
+                f"`{describe(output)}` keeps all activations: nothing turns gradients off"
+                f"{describe_caller(event)}.",
+                assumed=f"What calls `{caller}` does not turn them off." if caller else "",
             )
 
 
@@ -169,7 +181,7 @@ class EvaluationBuildsGraphWatcher(EvaluationWatcher):
             return
         found = next((t for t in list_tensors(output) if t.grad_fn is not None), None)
         self._pass = None
-        if found is None or _wants_gradients(inputs):
+        if found is None or wants_gradients(inputs):
             return
         if run.is_sampled:
             self._pass = _Pass(type(module).__name__, run.step, list_tensors(output))
@@ -222,14 +234,3 @@ class EvaluationBuildsGraphWatcher(EvaluationWatcher):
                     location=location,
                     since_step=passes[0].step + 1,
                 )
-
-
-def _wants_gradients(inputs: tuple[Any, ...]) -> bool:
-    """Return whether an input has gradients, or a function of torch.func is transformed."""
-    import torch
-
-    from surestep.doctor import private
-
-    if private.peek_transforms() is not None:
-        return True
-    return any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs)

@@ -61,16 +61,17 @@ def check(program: Program) -> Iterator[Problem]:
     for trace in program.traces:
         for loss in find_losses(trace, _WITH_LOGITS, "binary_cross_entropy"):
             if loss.name == _WITH_LOGITS:
-                origin = outputs.all_are(loss.input, "sigmoid", "softmax")
+                origin = outputs.some_are(loss.input, "sigmoid", "softmax")
                 reason = "and this loss applies a sigmoid again"
             else:
-                origin = outputs.all_are(loss.input, "linear", "conv")
+                origin = outputs.some_are(loss.input, "linear", "conv")
                 reason = "and this loss expects probabilities: a sigmoid is missing"
             if origin is not None:
                 yield at_event(
                     loss.event,
                     f"{loss.describe_input(origin)}, {reason}.",
                     origin_line=origin.line,
+                    assumed=origin.assumed,
                 )
 
 

@@ -58,7 +58,7 @@ def check(program: Program) -> Iterator[Problem]:
     outputs = Outputs(program)
     for trace in program.traces:
         for loss in find_losses(trace, "nll_loss"):
-            origin = outputs.all_are(loss.input, "softmax", "sigmoid", "linear", "conv")
+            origin = outputs.some_are(loss.input, "softmax", "sigmoid", "linear", "conv")
             if origin is None:
                 continue
             kind = "logits" if origin.name in ("linear", "conv") else "probabilities"
@@ -66,6 +66,7 @@ def check(program: Program) -> Iterator[Problem]:
                 loss.event,
                 f"{loss.describe_input(origin)}: {kind}, and this loss expects log-probabilities.",
                 origin_line=origin.line,
+                assumed=origin.assumed,
             )
 
 

@@ -50,10 +50,15 @@ from weakref import WeakKeyDictionary
 from surestep.doctor.problem import NOWHERE, Location, Problem, at_event
 from surestep.doctor.runtime.passes import Pass, begin_pass
 from surestep.doctor.runtime.tally import Occurrence
-from surestep.doctor.source.loaders import SourceLoader, find_loaders, find_training_loops
+from surestep.doctor.source.loaders import (
+    SourceLoader,
+    find_loaders,
+    find_training_loops,
+    is_restarted,
+)
 from surestep.doctor.source.trace import Program
-from surestep.doctor.source.training import describe, options_of
-from surestep.doctor.source.values import Call, Constant
+from surestep.doctor.source.training import describe, may_be_same, options_of
+from surestep.doctor.source.values import Attribute, Call, Constant
 from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
@@ -68,13 +73,13 @@ _MOST = 20  # loaders
 
 def check(program: Program) -> Iterator[Problem]:
     """Find loops over epochs whose sampler does not get the epoch."""
-    if any("set_epoch" in file.text for file in program.files):
-        return
     for trace in program.traces:
         for loader in find_loaders(trace):
             sampler = _find_sampler(loader)
+            if sampler is None or _gets_epoch(program, loader, sampler):
+                continue
             loops = find_training_loops(trace, loader)
-            if sampler is not None and any(len(nest) > 1 for nest in loops):
+            if any(len(nest) > 1 for nest in loops) or is_restarted(trace, loader):
                 yield at_event(
                     loader.event,
                     f"`{describe(sampler)}` gives each epoch the same order: nothing calls "
@@ -92,6 +97,20 @@ def _find_sampler(loader: SourceLoader) -> Call | None:
             if is_random and not sampler.has_unknown_arguments:
                 return sampler
     return None
+
+
+def _gets_epoch(program: Program, loader: SourceLoader, sampler: Call) -> bool:
+    """Return whether a call of `set_epoch` may be of a sampler, or of that of a loader."""
+    if not program.mentions("set_epoch"):
+        return False
+    calls = [call for t in program.traces for _, call in t.calls if call.name == "set_epoch"]
+    owners = [owner for call in calls for owner in options_of(call.receiver)]
+    return not owners or any(
+        may_be_same(owner.base, loader.call)
+        if isinstance(owner, Attribute)
+        else may_be_same(owner, sampler)
+        for owner in owners
+    )
 
 
 @dataclass

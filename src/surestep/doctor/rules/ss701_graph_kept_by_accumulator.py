@@ -51,6 +51,7 @@ from surestep.doctor.edits import append_method
 from surestep.doctor.problem import NOWHERE, Location, Problem, at_event
 from surestep.doctor.runtime.graphs import Token, attach_token
 from surestep.doctor.runtime.tally import Tally
+from surestep.doctor.source.gradients import is_differentiated
 from surestep.doctor.source.trace import Event, Program, Trace
 from surestep.doctor.source.training import (
     describe,
@@ -58,7 +59,7 @@ from surestep.doctor.source.training import (
     is_derived_with_graph,
     is_without_grad,
 )
-from surestep.doctor.source.values import Call, Collection, Operation, Value, walk
+from surestep.doctor.source.values import Attribute, Call, Collection, Item, Operation, Value
 from surestep.doctor.watcher import Script, Watcher
 
 if TYPE_CHECKING:
@@ -87,8 +88,10 @@ def check(program: Program) -> Iterator[Problem]:
                 continue
             added, node = found
             losses = [a.target for a in backwards if a.event.loop is event.loop]
-            is_derived = any(is_derived_with_graph(added, loss) for loss in losses)
-            if not is_derived or _is_reset(trace, event) or _is_differentiated(trace, event):
+            is_derived = any(
+                is_derived_with_graph(added, loss) or _holds(trace, added, loss) for loss in losses
+            )
+            if not is_derived or _is_reset(trace, event) or is_differentiated(trace, event):
                 continue
             text = " ".join(ast.unparse(event.node).split())
             yield at_event(
@@ -116,6 +119,12 @@ def _find_added(event: Event) -> tuple[Value, ast.expr] | None:
     return None
 
 
+def _holds(trace: Trace, added: Value, loss: Value | None) -> bool:
+    """Return whether a loss is an item or an attribute of what is added: `output["loss"]`."""
+    is_part = isinstance(loss, (Item, Attribute)) and isinstance(added, Call) and loss.base is added
+    return is_part and not any(event.base is added for event in trace.events)
+
+
 def _is_reset(trace: Trace, event: Event) -> bool:
     """Return whether each pass of the innermost loop starts with a new sum or list."""
     others = [e for e in trace.events if e.loop is event.loop and e is not event]
@@ -129,18 +138,6 @@ def _is_reset(trace: Trace, event: Event) -> bool:
         and ast.unparse(store.target) == ast.unparse(event.target)
         and set(store.branches) <= set(event.branches)
         for store in stores
-    )
-
-
-def _is_differentiated(trace: Trace, event: Event) -> bool:
-    """Return whether a backward pass uses the sum or the list, or detaches it."""
-    kept = event.node if event.call is None else event.call.receiver
-    return any(
-        part is kept or part.node is kept or (event.kind == "store" and part is event.value)
-        for _, call in trace.calls
-        if call.name in ("backward", "manual_backward", "grad", "detach")
-        for value in call.inputs
-        for part in walk(value)
     )
 
 

@@ -38,7 +38,7 @@ from collections.abc import Iterator
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.source.trace import Program
-from surestep.doctor.source.training import find_actions
+from surestep.doctor.source.training import find_actions, takes_steps
 
 SEVERITY = "speed"
 FIX = "Remove the call, or call it once after an epoch or after an out-of-memory error."
@@ -46,7 +46,7 @@ FIX = "Remove the call, or call it once after an epoch or after an out-of-memory
 
 def check(program: Program) -> Iterator[Problem]:
     """Find calls that happen as often as the backward pass or the step."""
-    for trace in program.traces:
+    for trace in filter(takes_steps, program.traces):
         parts = ("backward", "step", "scaler_step")
         training = [a.event for a in find_actions(trace) if a.kind in parts]
         for event, call in trace.calls:

@@ -41,7 +41,7 @@ from collections.abc import Iterator
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.source.devices import moves_to_gpu
 from surestep.doctor.source.trace import Event, Program
-from surestep.doctor.source.training import describe, find_actions
+from surestep.doctor.source.training import describe, find_actions, takes_steps
 from surestep.doctor.source.values import Call, Class
 
 SEVERITY = "speed"
@@ -54,7 +54,8 @@ _MAKERS = tuple(
 def check(program: Program) -> Iterator[Problem]:
     """Find new tensors that are moved in a training loop, and moves in datasets."""
     for trace in program.traces:
-        backwards = {a.event.loop for a in find_actions(trace) if a.kind == "backward"}
+        actions = find_actions(trace) if takes_steps(trace) else []
+        backwards = {a.event.loop for a in actions if a.kind == "backward"}
         for event, call in trace.calls:
             if not moves_to_gpu(call):
                 continue

@@ -74,7 +74,7 @@ from surestep.doctor.source.training import (
     is_scheduler,
     options_of,
 )
-from surestep.doctor.source.values import Call, Constant, Value, is_made_from, walk
+from surestep.doctor.source.values import ANY, Call, Constant, Value, is_made_from, walk
 from surestep.doctor.watcher import Script
 
 if TYPE_CHECKING:
@@ -138,8 +138,8 @@ def _is_plain(scaler: Call) -> bool:
 def _has_state(optimizer: Call) -> bool:
     momentum = optimizer.argument(2, "momentum")
     has_momentum = isinstance(momentum, Constant) and bool(momentum.value)
-    is_plain = optimizer.name == "SGD" and not has_momentum
-    return optimizer.path.startswith("torch.optim.") and not is_plain
+    may_be_plain = optimizer.name in ("SGD", ANY)
+    return optimizer.path.startswith("torch.optim.") and (has_momentum or not may_be_plain)
 
 
 def _overlaps(receiver: Value, value: Value) -> bool:

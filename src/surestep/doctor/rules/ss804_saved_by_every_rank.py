@@ -48,7 +48,7 @@ from typing import Any
 
 from surestep.doctor.problem import Location, Problem, at_event
 from surestep.doctor.source.checkpoints import RANK, depends_on_rank, find_saves
-from surestep.doctor.source.trace import Event, Program, Trace
+from surestep.doctor.source.trace import Event, Program, Trace, once_per_trace
 from surestep.doctor.source.training import describe
 from surestep.doctor.source.values import (
     Attribute,
@@ -82,7 +82,7 @@ def check(program: Program) -> Iterator[Problem]:
             is_one_file = _is_every_file_known(save.path) and not depends_on_rank(save.path)
             if not is_one_file or not _holds_model_state(save.value):
                 continue
-            if not _may_be_limited_to_one_rank(save.event):
+            if not _may_be_limited_to_one_rank(trace, save.event):
                 yield at_event(
                     save.event, f"All ranks write `{describe(save.path)}` at the same time."
                 )
@@ -101,7 +101,7 @@ def _holds_model_state(value: Value) -> bool:
     return any(isinstance(part, Call) and part.name == "state_dict" for part in walk(value))
 
 
-def _may_be_limited_to_one_rank(event: Event) -> bool:
+def _may_be_limited_to_one_rank(trace: Trace, event: Event) -> bool:
     """Return whether an event may happen on one rank only.
 
     A condition is known to be the same on all ranks only if it is computed here, so that a bare
@@ -109,6 +109,8 @@ def _may_be_limited_to_one_rank(event: Event) -> bool:
     """
     for branch in event.branches:
         if branch.test is None or depends_on_rank(branch.test) or _is_bare(branch.test):
+            return True
+        if _reads(branch.test, _find_rank_attributes(trace)):
             return True
         node = getattr(branch.node, "test", branch.node)
         if isinstance(node, ast.expr) and RANK.search(ast.unparse(node)):
@@ -119,6 +121,22 @@ def _may_be_limited_to_one_rank(event: Event) -> bool:
         return True
     decorators = (part for function in event.stack for part in function.decorators)
     return any(RANK.search(last_name(decorator)) for decorator in decorators)
+
+
+@once_per_trace
+def _find_rank_attributes(trace: Trace) -> set[str]:
+    """Return the attributes that a trace sets by the rank, such as `args.writes`."""
+    names: set[str] = set()
+    for event in trace.events:
+        if event.kind != "store" or not isinstance(event.target, ast.Attribute):
+            continue
+        if depends_on_rank(event.value) or _reads(event.value, names):
+            names.add(event.target.attr)
+    return names
+
+
+def _reads(value: Value, names: set[str]) -> bool:
+    return any(isinstance(part, Attribute) and part.name in names for part in walk(value))
 
 
 def _is_bare(test: Value) -> bool:

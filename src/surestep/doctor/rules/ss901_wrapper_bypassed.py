@@ -125,12 +125,14 @@ def _bypasses(trace: Trace, event: Event, call: Call) -> bool:
     if call.path == ".module" and isinstance(expression, ast.Attribute):
         is_wrapper = isinstance(call.receiver, Call) and call.receiver.path in REDUCES
         return is_wrapper or find_wrapper(trace, event, expression.value, REDUCES) is not None
-    if expression is None or last_store(trace, event, expression) is None:
+    last = None if expression is None else last_store(trace, event, expression)
+    if last is None:
         return False
     return any(
         _is_inside(call.receiver, wrapper) and set(wrapping.branches) <= set(event.branches)
         for wrapping, wrapper in find_wrappers(trace, REDUCES)
-        if trace.index(wrapping) < trace.index(event)
+        # What is assigned after the wrapping, as from a list of models, may be the wrapper.
+        if trace.index(last) < trace.index(wrapping) < trace.index(event)
     )
 
 

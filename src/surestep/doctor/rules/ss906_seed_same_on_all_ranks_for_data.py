@@ -2,7 +2,8 @@
 
 Each rank of a distributed script runs the same lines. With the same seed and a loader that shuffles
 the full dataset, all ranks draw the same order. They compute the same gradient, and their average
-is the gradient of one rank: N processes do the work of one.
+is the gradient of one rank: N processes do the work of one. With other seeds, each rank still reads
+all samples, and an epoch is N epochs.
 
 Ignore it if the dataset differs between ranks. A script with a DistributedSampler, or one that uses
 its rank for the data, is not reported.
@@ -49,17 +50,20 @@ Right:
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.replicas import ReplicasWatcher, report_replicas
 from surestep.doctor.source.checkpoints import depends_on_rank
+from surestep.doctor.source.loaders import source_of
 from surestep.doctor.source.trace import Program, Trace
-from surestep.doctor.source.training import describe, find_actions
-from surestep.doctor.source.values import Call, Constant, Unknown, Value, walk
-from surestep.doctor.source.wrapping import REDUCES, find_wrappers
+from surestep.doctor.source.training import describe, find_actions, options_of
+from surestep.doctor.source.values import Call, Constant, Instance, Unknown, Value, walk
+from surestep.doctor.source.wrapping import PREPARES, REDUCES, find_wrappers
 from surestep.doctor.watcher import Script
 
 if TYPE_CHECKING:
@@ -71,27 +75,53 @@ _ELEMENTS = 4096  # of a tensor, that are summed
 SEVERITY = "error"
 FIX = "Give the loader sampler=DistributedSampler(dataset) instead of shuffle=True."
 _SHARDS = re.compile(r"DistributedSampler|\.shard\(|split_by_node|split_dataset|distribute_|world")
+_DIVIDES = re.compile(r"rank|world|shard|num_replicas", re.IGNORECASE)
 
 
 def check(program: Program) -> Iterator[Problem]:
-    """Find loaders that shuffle a full dataset with a seed that no rank changes."""
-    if program.contains(_SHARDS):
-        return
+    """Find loaders that shuffle a full dataset on all ranks, with one seed or with several."""
+    may_be_divided = program.contains(_SHARDS)
     for trace in program.traces:
+        actions = find_actions(trace)
         is_distributed = any(True for _ in find_wrappers(trace, REDUCES))
-        if not is_distributed or not _has_fixed_seed(trace):
+        if not is_distributed or not any(action.kind == "backward" for action in actions):
             continue
-        loops = {
-            loop for a in find_actions(trace) if a.kind == "backward" for loop in a.event.loops
-        }
+        loops = {loop for a in actions if a.kind == "backward" for loop in a.event.loops}
         iterated = [part for loop in loops if loop.iterated for part in walk(loop.iterated)]
+        has_seed = not may_be_divided and _has_fixed_seed(trace)
         for event, call in trace.calls:
-            if call in iterated and _shuffles_everything(call):
+            if not _shuffles_everything(call):
+                continue
+            if has_seed and call in iterated:
                 yield at_event(
                     event,
                     f"`{describe(call)}` gives the same batches to all ranks: they have the same "
                     "seed, and no sampler divides the dataset.",
                 )
+            elif not has_seed and not _divides(trace, call):
+                problem = at_event(
+                    event,
+                    f"`{describe(call)}` gives all samples to each rank: no sampler divides the "
+                    "dataset.",
+                    assumed="The ranks have the same dataset.",
+                )
+                yield replace(problem, severity="warning")
+
+
+def _divides(trace: Trace, loader: Call) -> bool:
+    """Return whether something divides the samples between ranks, or orders them on purpose."""
+    for _, call in trace.calls:
+        if call.name in PREPARES and loader in call.args:
+            return True
+        if "Distributed" in call.name and "Sampler" in call.name:
+            return True
+        if "seed" in call.name and any(map(depends_on_rank, call.arguments)):
+            return True
+    dataset = loader.argument(0, "dataset")
+    made = [source_of(d.cls) for d in options_of(dataset) if isinstance(d, Instance)]
+    nodes = [] if dataset is None else [part.node for part in walk(dataset, 60)]
+    made += [ast.unparse(node) for node in nodes if isinstance(node, ast.expr)]
+    return any(map(_DIVIDES.search, made))
 
 
 def _has_fixed_seed(trace: Trace) -> bool:

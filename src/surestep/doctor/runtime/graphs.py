@@ -79,3 +79,14 @@ def take_marks(losses: Iterable[Any], owner: str, *, behind: Container[str]) -> 
 
 def _has_one_dimension(node: Any) -> bool:
     return len(getattr(node, "_saved_self_sym_sizes", (0, 0))) == 1
+
+
+def wants_gradients(inputs: tuple[Any, ...]) -> bool:
+    """Return whether an input has gradients, or a function of torch.func is transformed."""
+    import torch
+
+    from surestep.doctor import private
+
+    if private.peek_transforms() is not None:
+        return True
+    return any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs)

@@ -132,7 +132,8 @@ class ScheduleRecorder(Watcher):
             seen.lines.append(run.locate())
             if seen.steps == 1:
                 seen.first_at = run.step
-        seen.before += seen.optimizer_steps == 0
+        # In a hook of the optimizer, its step is done, though it is not counted yet.
+        seen.before += seen.optimizer_steps == 0 and not run.in_step
         seen.skipped += seen.is_skipped
         seen.is_skipped = False
 

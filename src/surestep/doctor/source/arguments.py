@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 
 from surestep.doctor.source.values import (
+    Call,
+    Class,
     Collection,
     Constant,
     Definition,
     Function,
+    Scope,
     Unknown,
     Value,
 )
@@ -59,6 +62,25 @@ def bind_arguments(
             file=file,
         )
     return given
+
+
+def find_annotated(annotation: ast.expr | None, scope: Scope) -> Class | None:
+    """Return the class of the project that an annotation names; None for anything else.
+
+    `Net`, `"Net"`, `Optional[Net]` and `Net | None` name the class `Net`.
+    """
+    match annotation:
+        case ast.Constant(value=str(text)) if text.isidentifier():
+            found = scope.find(text)
+        case ast.Name(id=name):
+            found = scope.find(name)
+        case ast.Subscript(value=ast.Name(id="Optional"), slice=inner):
+            return find_annotated(inner, scope)
+        case ast.BinOp(left=inner, op=ast.BitOr(), right=ast.Constant(value=None)):
+            return find_annotated(inner, scope)
+        case _:
+            return None
+    return found if isinstance(found, Class) else None
 
 
 def is_generator(function: Function) -> bool:
@@ -110,3 +132,17 @@ def _traverse_own(definition: Definition) -> Iterator[ast.AST]:
         yield node
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             waiting.extend(ast.iter_child_nodes(node))
+
+
+def find_step_hooks(registered: Iterable[Call], step: Call) -> Iterator[tuple[Function, Value]]:
+    """Yield the hooks that run after the step of an optimizer, with the optimizer.
+
+    Args:
+        registered: the calls of `optimizer.register_step_post_hook`.
+        step: a call; of the optimizer, or of a scaler that steps it.
+    """
+    for call in registered if step.path == ".step" else ():
+        hook, optimizer = call.argument(0, "hook"), call.receiver
+        is_stepped = any(optimizer is value for value in (step.receiver, *step.args))
+        if optimizer is not None and is_stepped and isinstance(hook, Function):
+            yield hook, optimizer

@@ -7,10 +7,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from surestep.doctor.source.arguments import bind_arguments, is_generator, is_manager
+from surestep.doctor.source.arguments import (
+    bind_arguments,
+    find_step_hooks,
+    is_generator,
+    is_manager,
+)
+from surestep.doctor.source.choices import choose_attribute, choose_item
 from surestep.doctor.source.files import SourceFile
 from surestep.doctor.source.operators import BUILTINS, OPERATORS, find_truth, is_none
 from surestep.doctor.source.recorder import Recorder
+from surestep.doctor.source.stored_items import StoredItems
 from surestep.doctor.source.trace import Branch, SourceLoop
 from surestep.doctor.source.values import (
     Attribute,
@@ -27,6 +34,7 @@ from surestep.doctor.source.values import (
     ModuleValue,
     Operation,
     Scope,
+    Super,
     Symbol,
     Unknown,
     Value,
@@ -51,6 +59,9 @@ class ExpressionEvaluator:
         self._reached: set[Definition] = set()
         self._runs: Counter[Definition] = Counter()
         self._functions: list[Function] = []
+        self._hooks: list[Call] = []  # of `optimizer.register_step_post_hook`
+        self._options: dict[tuple[Value, str], Value | None] = {}  # what was assigned to them
+        self._items = StoredItems(self._recorder)
         self._file: SourceFile
 
     def _run(self, body: Sequence[ast.stmt], scope: Scope) -> bool:
@@ -223,8 +234,10 @@ class ExpressionEvaluator:
             case Either():
                 options = [option for option in base.options if is_none(option) is not True]
                 return join(*(self._attribute(option, name, node) for option in options)) or base
-            case _Super():
+            case Super():
                 made = self._bound(base.find(name), base.instance, node)
+            case Call() | Unknown():
+                made = self._options.get((base, name))
         return Attribute(base, name, node=node, file=self._file) if made is None else made
 
     def _bound(self, found: Value | None, owner: Value, node: ast.AST) -> Value | None:
@@ -238,7 +251,8 @@ class ExpressionEvaluator:
 
     def _item(self, base: Value, index: Value, node: ast.expr) -> Value:
         found = base.find(index) if isinstance(base, Collection) else None
-        return found or Item(base, index, node=node, file=self._file)
+        made = found or choose_item(base, index) or Item(base, index, node=node, file=self._file)
+        return self._items.load(base, index, made)
 
     def _define_function(self, node: Definition, scope: Scope) -> Function:
         args = node.args
@@ -315,10 +329,13 @@ class ExpressionEvaluator:
                 made = self._add_call(path, None, args, keywords, node)
                 return self._unwrap(made)
             case Unknown(name=name) if name in BUILTINS:
-                return self._add_call(name, None, args, keywords, node)
+                made = self._add_call(name, None, args, keywords, node)
+                is_member = name == "getattr" and len(args) > 1
+                return (choose_attribute(*args[:2]) if is_member else None) or made
             case Attribute(base=base, name=name):
                 made = self._add_call(f".{name}", base, args, keywords, node)
-                return self._after_method(made, base)
+                chosen = choose_item(base, args[0]) if name == "get" and args else None
+                return chosen or self._after_method(made, base)
             case Either():
                 made_values = [
                     self._call(option, args, keywords, node) for option in called.options
@@ -335,11 +352,8 @@ class ExpressionEvaluator:
             return base
         if made.name in ("append", "add", "extend") and isinstance(base, Collection) and made.args:
             base.elements.append(made.args[0])
-            if (
-                self._recorder.position.branches
-                or self._recorder.position.loops
-                or made.name == "extend"
-            ):
+            position = self._recorder.position
+            if position.branches or position.loops or made.name == "extend":
                 base.is_complete = False
         return self._unwrap(made)
 
@@ -403,17 +417,13 @@ class ExpressionEvaluator:
                 (i for i, cls in enumerate(lineage) if function.definition in cls.definition.body),
                 0,
             )
-            return _Super(owner, tuple(lineage[at + 1 :]), node=node, file=self._file)
+            return Super(owner, tuple(lineage[at + 1 :]), node=node, file=self._file)
         return Unknown("super", node=node, file=self._file)
 
     def _is_followed(self, function: Function) -> bool:
-        is_recursive = any(
-            f.definition is function.definition for f in self._recorder.position.stack
-        )
-        runs = self._runs[function.definition]
-        return (
-            len(self._recorder.position.stack) < MAX_DEPTH and runs < MAX_RUNS and not is_recursive
-        )
+        stack, runs = self._recorder.position.stack, self._runs[function.definition]
+        is_recursive = any(f.definition is function.definition for f in stack)
+        return len(stack) < MAX_DEPTH and runs < MAX_RUNS and not is_recursive
 
     def _run_function(
         self,
@@ -463,6 +473,11 @@ class ExpressionEvaluator:
         if isinstance(closure, Function) and self._is_followed(closure):
             self._run_function(closure, (), {}, node)
         self._add("call", node, made)
+        if made.name == "register_step_post_hook":
+            self._hooks.append(made)
+        for hook, optimizer in find_step_hooks(self._hooks, made):
+            if self._is_followed(hook):
+                self._run_function(hook, (optimizer,), {}, node)
         return made
 
 
@@ -477,16 +492,3 @@ class _Frame:
 
     body: Callable[[Value], None] | None
     returned: list[Value] = field(default_factory=list)
-
-
-@dataclass(eq=False)
-class _Super(Value):
-    """`super()` in a method."""
-
-    instance: Instance
-    lineage: tuple[Class, ...]
-
-    def find(self, name: str) -> Value | None:
-        """Return an attribute of a base in the project."""
-        scopes = (cls.scope for cls in self.lineage if name in cls.scope.names)
-        return next((scope.get(name) for scope in scopes), None)

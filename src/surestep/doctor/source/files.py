@@ -8,6 +8,7 @@ import json
 import os
 import re
 import tokenize
+from bisect import bisect_right
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from io import BytesIO
 from pathlib import Path
 
 LARGEST = 2**21  # bytes; larger files are data
+_MOST_FOLDERS = 4  # around a package, or a script, that may be packages without `__init__.py`
 _RUNS_CELL = re.compile(r"\s*%%(time|timeit|capture|prun|memit)\b")  # as Python
 _ASKS_FOR_HELP = re.compile(r"\s*[\w.*]+\?{1,2}\s*")  # `torch.nn.Linear?`
 _ASSIGNS_OUTPUT = re.compile(r"\s*[\w, ]+=\s*[!%]")  # `files = !ls`
@@ -71,19 +73,37 @@ class SourceFile:
         return {}
 
     def contains(self, pattern: re.Pattern[str]) -> bool:
-        """Return whether its source contains a pattern; each is searched for once.
+        """Return whether its source contains a pattern that does not start in a comment.
 
-        A pattern that ignores case is written in lower case: so it is found four times as fast.
+        Each is searched for once. A pattern that ignores case is written in lower case: so it is
+        found four times as fast.
         """
         if pattern not in self._contained:
             ignores_case = pattern.flags & re.IGNORECASE
             found = (
-                re.search(pattern.pattern, self._lower)
+                re.finditer(pattern.pattern, self._lower)
                 if ignores_case
-                else pattern.search(self.text)
+                else pattern.finditer(self.text)
             )
-            self._contained[pattern] = found is not None
+            self._contained[pattern] = not all(self._is_comment(match.start()) for match in found)
         return self._contained[pattern]
+
+    def _is_comment(self, position: int) -> bool:
+        line = bisect_right(self._starts, position)
+        start = self._starts[line - 1]
+        if "#" not in self.text[start : position + 1]:  # reading the comments takes long
+            return False
+        return line in self._comments and start + self._comments[line] <= position
+
+    @cached_property
+    def _comments(self) -> dict[int, int]:
+        """The columns of the comments, by their lines."""
+        lines = iter(f"{line}\n" for line in self.lines)
+        try:
+            tokens = list(tokenize.generate_tokens(lambda: next(lines, "")))
+        except (tokenize.TokenError, SyntaxError):  # ast reads some files that tokenize does not
+            return {}
+        return dict(token.start for token in tokens if token.type == tokenize.COMMENT)
 
     @property
     def is_notebook(self) -> bool:
@@ -295,11 +315,18 @@ class Project:
                     yield found
 
     def _roots_of(self, folder: str, name: str) -> tuple[str, ...]:
-        """Return where a module is looked for; beside a package, only the package itself is."""
+        """Return where a module is looked for; beside a package, only the package itself is.
+
+        A package may have no `__init__.py`: then a folder of its name around the importer is it.
+        """
         root, inner = folder, ""
         while self._exists(os.path.join(root, "__init__.py")) and root != os.path.dirname(root):
             root, inner = os.path.split(root)
-        return (root,) if inner == name else ()
+        for _ in range(_MOST_FOLDERS):
+            if inner == name:
+                return (root,)
+            root, inner = os.path.split(root)
+        return ()
 
     def _load(self, module: str) -> SourceFile | None:
         if not os.path.basename(module):  # the root of the file system

@@ -12,6 +12,7 @@ from surestep.doctor.source.values import (
     Call,
     Collection,
     Constant,
+    Either,
     Element,
     Item,
     Operation,
@@ -20,11 +21,16 @@ from surestep.doctor.source.values import (
     last_name,
     walk,
 )
+from surestep.doctor.source.wrapping import MOVES
 
 _BREAKS = frozenset("detach item numpy tolist argmax argmin".split())
 _COPIES = ("torch.tensor", "torch.from_numpy", "numpy.array", "numpy.asarray", "float", "int")
 _RANDOM = frozenset(
     "rand randn randint randperm zeros ones full empty arange linspace eye normal".split()
+)
+_MEANS = frozenset(
+    "cross_entropy mse_loss l1_loss smooth_l1_loss huber_loss nll_loss binary_cross_entropy "
+    "binary_cross_entropy_with_logits mean".split()
 )
 _TARGET = re.compile(r"^(y|t|gt|y_true|targets?|labels?|ground_truth|tgt)$")
 _DATA = re.compile(r"(^|_)(loader|dataloader|dl|iter|batches|dataset|data)s?$", re.IGNORECASE)
@@ -46,6 +52,8 @@ class GradientPaths:
 
     def _breaks_of(self, value: Value | None, depth: int) -> list[Value] | None:
         """Return what detaches all paths; None if one path may have a gradient."""
+        if is_new_leaf(value):
+            return None
         found: list[Value] = []
         for option in options_of(value):
             breaks = None if depth > 40 else self._breaks_of_one(option, depth + 1)
@@ -121,6 +129,24 @@ class GradientPaths:
         return [value] if any(map(is_forward, walk(value))) else []
 
 
+def is_new_leaf(value: Value | None) -> bool:
+    """Return whether a value may be a new tensor of which a gradient is computed.
+
+    `torch.zeros(1).requires_grad_()` is one. That of the output of a model is not: it hides that
+    the output was detached.
+    """
+    match value:
+        case Either(options=options):
+            return any(map(is_new_leaf, options))
+        case Call(path=".requires_grad_"):
+            given = value.argument(0, "requires_grad")
+            is_on = not (isinstance(given, Constant) and given.value is False)
+            return is_on and not any(map(is_forward, walk(value)))
+        case Call(receiver=inner) if value.is_method and value.name in MOVES:
+            return is_new_leaf(inner)
+    return False
+
+
 def is_forward(value: Value) -> bool:
     """Return whether a value is the output of something called that is not a loss."""
     return isinstance(value, Call) and value.path == "()" and not is_loss_module(value.receiver)
@@ -130,6 +156,44 @@ def is_loss_module(value: Value | None) -> bool:
     """Return whether a value is a loss of torch."""
     made = strip(value)
     return isinstance(made, Call) and made.path.startswith("torch.nn.") and "Loss" in made.name
+
+
+def is_mean_or_of_model(loss: Value | None) -> bool:
+    """Return whether a loss is a mean, or a model returns it beside its output."""
+    is_part = isinstance(loss, Item | Attribute) and is_forward(loss.base)
+    return is_part or is_mean(loss)
+
+
+def is_mean(loss: Value | None) -> bool:
+    """Return whether a loss is the mean over its batch."""
+    return bool(options_of(loss)) and all(map(_is_one_mean, options_of(loss)))
+
+
+def _is_one_mean(loss: Value) -> bool:
+    if isinstance(loss, Attribute) and loss.name == "loss":  # of a model of transformers
+        return is_forward(loss.base)
+    if not isinstance(loss, Call):
+        return False
+    made = loss.receiver if loss.path == "()" else loss
+    if not isinstance(made, Call) or made.has_unknown_arguments:
+        return False
+    is_loss = is_loss_module(made) and not made.path.startswith("torch.nn.functional.")
+    if not is_loss and made.name not in _MEANS:
+        return False
+    reduction = made.keywords.get("reduction")
+    return reduction is None or (isinstance(reduction, Constant) and reduction.value == "mean")
+
+
+def is_differentiated(trace: Trace, event: Event) -> bool:
+    """Return whether a backward pass uses the sum or the list, or detaches it."""
+    kept = event.node if event.call is None else event.call.receiver
+    return any(
+        part is kept or part.node is kept or (event.kind == "store" and part is event.value)
+        for _, call in trace.calls
+        if call.name in ("backward", "manual_backward", "grad", "detach")
+        for value in call.inputs
+        for part in walk(value)
+    )
 
 
 def is_certainly_without_grad(event: Event) -> bool:

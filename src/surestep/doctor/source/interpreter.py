@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from surestep.doctor.source.arguments import can_follow_manager
+from surestep.doctor.source.arguments import can_follow_manager, find_annotated
+from surestep.doctor.source.choices import holds_options
 from surestep.doctor.source.evaluator import ExpressionEvaluator
 from surestep.doctor.source.files import Project, SourceFile
 from surestep.doctor.source.operators import OPERATORS, find_truth
@@ -60,6 +60,7 @@ class Interpreter(ExpressionEvaluator):
         self._project = project
         self._modules: dict[SourceFile, Scope] = {}
         self._classes: list[Class] = []
+        self._models: dict[tuple[Class, str], Instance] = {}  # of annotated parameters
         self._statements = 0
         self._statements_elsewhere = 0
         self._main: SourceFile
@@ -85,8 +86,11 @@ class Interpreter(ExpressionEvaluator):
 
     def _record(self, program: Program, entry: Function | None, run: Callable[[], object]) -> None:
         self._file = program.file
-        with self._recorder.fresh() as events, suppress(BudgetSpentError, RecursionError):
-            run()
+        with self._recorder.fresh() as events:
+            try:
+                run()
+            except (BudgetSpentError, RecursionError):
+                program.truncated.extend(events[-1:])
         if events:
             program.traces.append(Trace(program.file, entry, events))
 
@@ -101,7 +105,33 @@ class Interpreter(ExpressionEvaluator):
         """Execute a function whose arguments are not known."""
         if function.owner is None and (owner := self._owner(program, function)) is not None:
             function = replace(function, owner=owner)
-        self._run_function(function, (), {}, function.definition, is_entry=True)
+        given = self._find_annotated(program, function)
+        self._run_function(function, (), given, function.definition, is_entry=True)
+
+    def _find_annotated(self, program: Program, function: Function) -> dict[str, Value]:
+        """Return the parameters of a function whose annotation is a model of the project."""
+        spec, found = function.definition.args, dict[str, Value]()
+        for arg in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs):
+            cls = find_annotated(arg.annotation, function.scope)
+            if cls is None or not cls.is_module or cls.find("forward") is None:
+                continue
+            if cls.file is program.file:
+                made = program.instances.get(cls)
+            else:
+                made = self._models.get((cls, arg.arg)) or self._imagine(cls, arg)
+                self._models[cls, arg.arg] = made
+            if made is not None and not any(cls in other.bases for other in self._classes):
+                found[arg.arg] = made
+        return found
+
+    def _imagine(self, cls: Class, node: ast.arg) -> Instance:
+        """Return an object of a class of another file, made with unknown arguments."""
+        made = Instance(cls, node=node, file=self._file)
+        init = self._attribute(made, "__init__", node)
+        if isinstance(init, Function) and self._is_followed(init):
+            with self._recorder.fresh():  # its own events are found when its file is checked
+                self._run_function(init, (), {}, node, is_entry=True)
+        return made
 
     def _owner(self, program: Program, function: Function) -> Instance | None:
         for cls, instance in program.instances.items():
@@ -390,9 +420,11 @@ class Interpreter(ExpressionEvaluator):
                     is_certain = len(self._recorder.position.branches) <= owner.branches
                     made = value if is_certain else join(before, value)
                     owner.attributes[name] = made or value
+                elif holds_options(owner):
+                    self._options[owner, name] = join(self._attribute(owner, name, target), value)
             case ast.Subscript(value=base, slice=index):
                 owner = self._evaluate(base, scope)
-                self._evaluate(index, scope)
+                self._items.store(owner, self._evaluate(index, scope), value)
                 if isinstance(owner, Collection):
                     owner.elements.append(value)
                     owner.is_complete = False

@@ -130,6 +130,17 @@ def find_training_loops(trace: Trace, loader: SourceLoader) -> list[tuple[Source
     return list(found.values())
 
 
+def is_restarted(trace: Trace, loader: SourceLoader) -> bool:
+    """Return whether `iter(loader)` begins a new pass in a loop in which an optimizer steps."""
+    stepping = {loop for a in find_actions(trace) if a.is_step for loop in a.event.loops}
+    return any(
+        call.path == "iter"
+        and any(loader.call in options_of(arg) for arg in call.args)
+        and any(loop in stepping and loop not in loader.event.loops for loop in event.loops)
+        for event, call in trace.calls
+    )
+
+
 def find_loader_of(
     loops: Sequence[SourceLoop], loaders: Sequence[SourceLoader]
 ) -> SourceLoader | None:

@@ -13,9 +13,10 @@ from surestep.doctor.source.training import (
     find_actions,
     options_of,
 )
-from surestep.doctor.source.values import Call, Value, walk
+from surestep.doctor.source.values import Call, Function, Instance, Value, last_name, walk
 
 _STEPS = ("training_step", "compute_loss")
+_LOSS_NAMES = ("Loss", "Criterion")
 _MODULES = {
     "CrossEntropyLoss": "cross_entropy",
     "NLLLoss": "nll_loss",
@@ -83,14 +84,25 @@ def _find_all_losses(trace: Trace) -> list[SourceLoss]:
 def find_trained(trace: Trace) -> set[int]:
     """Return the identities of all values behind what a trace trains on.
 
-    That is what `backward` is called on, and what `training_step` returns.
+    That is what `backward` is called on, what `training_step` returns, and what a module returns
+    that is named as a loss.
     """
     actions = (action for action in find_actions(trace) if action.kind == "backward")
     roots = [action.target for action in actions if action.target is not None]
     for event in trace.events:
-        if event.kind == "return" and event.stack and event.stack[-1].name in _STEPS:
+        if event.kind == "return" and event.stack and _returns_loss(event.stack[-1]):
             roots.append(event.value)
     return {id(value) for root in roots for value in walk(root)}
+
+
+def _returns_loss(function: Function) -> bool:
+    """Return whether what a function returns is trained on."""
+    if function.name in _STEPS:
+        return True
+    owner = function.owner
+    if not isinstance(owner, Instance) or not owner.cls.is_module:
+        return False
+    return function.name == "forward" and last_name(owner.cls).endswith(_LOSS_NAMES)
 
 
 def _find_loss(event: Event) -> SourceLoss | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from surestep.doctor.source.modules import contains
+from surestep.doctor.source.doubts import note
+from surestep.doctor.source.modules import FORWARD_METHODS, contains
 from surestep.doctor.source.trace import Branch, Event, SourceLoop, Trace
-from surestep.doctor.source.training import is_same, may_be_same, strip
+from surestep.doctor.source.training import describe, is_same, may_be_same, strip
 from surestep.doctor.source.values import (
     Attribute,
     Call,
@@ -30,8 +32,10 @@ _HARMLESS = frozenset(
     "bfloat16 zero_grad modules named_modules children named_children buffers named_buffers apply "
     "requires_grad_ register_forward_hook register_buffer append add prepare setup setup_module "
     "save print len next iter list isinstance id type str hasattr getattr summary watch backward "
-    "step update update_parameters log save_pretrained gradient_checkpointing_enable".split()
+    "step update update_parameters log save_pretrained gradient_checkpointing_enable no_sync join "
+    "accumulate unwrap_model clip_grad_norm_".split()
 )
+_READS = re.compile(r"^(get|is|has|save|count|log|print)_")
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +62,9 @@ def find_switch(trace: Trace, event: Event, model: Value, *, is_training: bool) 
     at = trace.index(event)
     before = [s for s in switches if trace.index(s.event) < at and _agree(s.event, event)]
     after = [s for s in switches if trace.index(s.event) > at]
+    for switch in [*before[-1:], *after]:
+        if switch.is_training is None:
+            note(f"may change the mode of `{describe(model)}`", switch.event, event)
     if before and _is_certain(before[-1].event, event) and before[-1].is_training is is_training:
         return before[-1]
     for loop in reversed(event.loops):
@@ -109,7 +116,15 @@ def _switches_parts(trace: Trace, loop: SourceLoop) -> bool:
 def find_switches(trace: Trace, model: Value) -> list[Switch]:
     """Return what changes the mode of a module, or may do so, in order."""
     found = (_classify(event, model) for event in trace.events)
-    return [switch for switch in found if switch is not None]
+    switches = [switch for switch in found if switch is not None]
+    certain = {_place(switch) for switch in switches if switch.is_training is not None}
+    return [s for s in switches if s.is_training is not None or _place(s) not in certain]
+
+
+def _place(switch: Switch) -> tuple[object, ...]:
+    """Return what the events of one call share, which are one for each value of its receiver."""
+    event = switch.event
+    return event.node, event.loops, event.branches, event.stack
 
 
 def _classify(event: Event, model: Value) -> Switch | None:
@@ -150,7 +165,12 @@ def _may_hold(value: Value | None, model: Value) -> bool:
 
 def _is_given(call: Call, model: Value) -> bool:
     """Return whether a function that is not followed gets the module, and may switch it."""
-    if call.name in _HARMLESS or call.path.startswith("torch."):
+    if (
+        call.path in FORWARD_METHODS
+        or call.name in _HARMLESS
+        or _READS.match(call.name)
+        or call.path.startswith("torch.")
+    ):
         return False
     if isinstance(call.receiver, Function):
         owner = call.receiver.owner

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 
-from surestep.doctor.source.trace import Event
+from surestep.doctor.source.trace import Event, Trace, once_per_trace
 from surestep.doctor.source.training import is_model, is_same, options_of, strip
 from surestep.doctor.source.values import (
     Attribute,
@@ -15,6 +15,7 @@ from surestep.doctor.source.values import (
     Collection,
     Constant,
     Either,
+    Element,
     Function,
     Instance,
     Item,
@@ -27,6 +28,11 @@ from surestep.doctor.source.values import (
 )
 
 _MODEL_NAME = re.compile(r"(^|_)(model|net|network|classifier)(_|\d|$)", re.IGNORECASE)
+_OWN_METHODS = (".parameters", ".named_parameters", ".train", ".eval")
+# Methods that compute an output of a model, or its loss, beside a call of the model itself.
+FORWARD_METHODS = frozenset(
+    (".forward", ".predict", ".inference", ".calculate_loss", ".compute_loss", ".get_loss")
+)
 _CONTAINERS = ("Sequential", "ModuleList", "ModuleDict")
 _MODE_LAYERS = re.compile(r"^(Lazy|Sync)?BatchNorm|Dropout|^RReLU$")
 _DROPOUT_OPTION = re.compile(r"^(LSTM|GRU|RNN|MultiheadAttention)$")
@@ -45,6 +51,25 @@ def is_named_model(value: Value | None) -> bool:
         or (isinstance(option, (Unknown, Attribute)) and bool(_MODEL_NAME.search(option.name)))
         for option in options
     )
+
+
+def is_used_as_module(trace: Trace, value: Value | None) -> bool:
+    """Return whether a trace uses a value that it did not make as a module of PyTorch.
+
+    It asks for its parameters, or switches its mode. So it may do with one of another library.
+    """
+    value = strip(value)
+    is_of_library = isinstance(value, Call) and value.receiver is None and value.name[:1].isupper()
+    if not is_of_library and not isinstance(value, (Unknown, Attribute, Item)):
+        return False
+    return any(is_same(owner, value) for owner in _find_owners(trace))
+
+
+@once_per_trace
+def _find_owners(trace: Trace) -> list[Value]:
+    """Return what methods are called on that modules have, and little else."""
+    owners = (call.receiver for _, call in trace.calls if call.path in _OWN_METHODS)
+    return [owner for owner in owners if owner is not None]
 
 
 def find_layers(model: Value | None) -> tuple[list[Call], bool]:
@@ -182,6 +207,34 @@ def models_of(optimizer: Value | None) -> list[Value]:
                     if model is not None:
                         models.append(model)
     return models
+
+
+def find_switched(event: Event, *, is_trained: bool) -> Value | None:
+    """Return the module whose parameters an event freezes or unfreezes."""
+    value, call = event.value, event.call
+    changed: Value | None = None
+    if event.kind == "store" and isinstance(event.target, ast.Attribute):
+        if event.target.attr == "requires_grad" and _is_constant(value, is_trained):
+            changed = event.base
+    elif call is not None and call.path == ".requires_grad_":
+        given = call.argument(0, "requires_grad")
+        if (given is None and is_trained) or _is_constant(given, is_trained):
+            changed = call.receiver
+    changed = strip(changed)
+    while True:
+        match changed:
+            case Element(of=inner):
+                changed = strip(inner)
+            case Item(base=Element() as inner):  # of named_parameters()
+                changed = strip(inner)
+            case Call(path=".parameters" | ".named_parameters", receiver=inner):
+                changed = strip(inner)
+            case _:
+                return changed
+
+
+def _is_constant(value: Value | None, expected: bool) -> bool:
+    return isinstance(value, Constant) and value.value is expected
 
 
 def is_in_forward(event: Event) -> bool:

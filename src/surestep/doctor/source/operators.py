@@ -53,6 +53,8 @@ OPERATORS: dict[type, str] = {
     ast.NotIn: "not in",
 }
 
+COMPARISONS = frozenset(("==", "!=", "<", "<=", ">", ">=", "in", "not in", "is", "is not"))
+
 
 def find_truth(value: Value) -> bool | None:
     """Return whether a condition is true; None if that depends on the run."""

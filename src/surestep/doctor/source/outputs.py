@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from surestep.doctor.source.trace import Event, Program, Trace, once_per_trace
-from surestep.doctor.source.training import options_of, tensor_of
-from surestep.doctor.source.values import Call, Collection, Item, Operation, Value
+from surestep.doctor.source.training import describe, is_made_by, options_of, tensor_of
+from surestep.doctor.source.values import Attribute, Call, Collection, Item, Operation, Value
 
+CATEGORICALS = ("torch.distributions.Categorical", "torch.distributions.categorical.Categorical")
 _MAX_DEPTH = 20
 _FUNCTIONS = {
     **{name: name for name in ("softmax", "log_softmax", "sigmoid", "linear")},
@@ -55,6 +56,8 @@ class Origin:
         settings: the call that has its options, such as `dim`.
         tensor: what it was computed from, if that is one expression.
         reshapes: the calls and items that changed the shape of the result, last first.
+        modules: that were called on the way, by the expressions of the calls; both by their ids.
+        assumed: a sentence on the choices that it depends on; "" if it does not.
     """
 
     name: str
@@ -62,6 +65,8 @@ class Origin:
     settings: Call | None = None
     tensor: Value | None = None
     reshapes: tuple[Value, ...] = ()
+    modules: tuple[tuple[int, int], ...] = ()
+    assumed: str = ""
 
     @property
     def line(self) -> int | None:
@@ -88,9 +93,23 @@ class Outputs:
         found = self.find(value)
         return found[0] if found and all(origin.name in names for origin in found) else None
 
+    def some_are(self, value: Value | None, *names: str) -> Origin | None:
+        """Return an operation behind a tensor, if all that it may be in a run have these names.
+
+        Where the script chooses which module it calls, a run has one of them.
+        """
+        found = self.find(value)
+        is_certain = all(other.name in names for other in found)
+        for origin in found:
+            beside = (other for other in found if _may_be_of_one_run(other, origin))
+            if all(other.name in names for other in beside):
+                chosen = f"`{describe(value)}` calls the module that ends in line {origin.line}."
+                return replace(origin, assumed="" if is_certain else chosen)
+        return None
+
     def _find(self, value: Value | None, reshapes: tuple[Value, ...], depth: int) -> list[Origin]:
         return [
-            origin
+            replace(origin, modules=(*_find_called(option), *origin.modules))
             for option in _expand(value)
             for origin in self._find_one(option, reshapes, depth + 1)
         ]
@@ -101,6 +120,8 @@ class Outputs:
             return unknown
         if isinstance(value, Item):
             return self._find_item(value, reshapes, depth)
+        if _is_probs(value):
+            return [Origin("softmax", value, reshapes=reshapes)]
         if not isinstance(value, Call):
             return unknown
         if value.result is not None:
@@ -157,11 +178,32 @@ class Outputs:
         return None
 
 
+def _may_be_of_one_run(a: Origin, b: Origin) -> bool:
+    """Return whether no call has another module for one operation than for the other."""
+    called = dict(a.modules)
+    return all(called.get(node, module) == module for node, module in b.modules)
+
+
+def _find_called(value: Value) -> tuple[tuple[int, int], ...]:
+    """Return which module a call is of, and its expression, by their ids."""
+    if isinstance(value, Call) and value.path == "()":
+        return ((id(value.node), id(value.receiver)),)
+    return ()
+
+
 def _expand(value: Value | None) -> tuple[Value, ...]:
     """Return the values that a tensor may be; `options_of` leaves out `x.to(device)`."""
     if isinstance(value, Call):
         return (value,)
     return options_of(value)
+
+
+def _is_probs(value: Value) -> bool:
+    """Return whether a value is the probabilities of a distribution over classes."""
+    match value:
+        case Attribute(name="probs", base=base):
+            return is_made_by(base, *CATEGORICALS)
+    return False
 
 
 def _returned(value: Value) -> list[Value]:

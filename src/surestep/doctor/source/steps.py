@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from surestep.doctor.source.nodes import describe_source
+from surestep.doctor.source.doubts import note
+from surestep.doctor.source.nodes import describe_source, find_names
 from surestep.doctor.source.operators import BUILTINS
 from surestep.doctor.source.trace import Branch, Event, Trace, once_per_trace
 from surestep.doctor.source.training import (
@@ -24,7 +25,9 @@ from surestep.doctor.source.values import (
     Call,
     Collection,
     Constant,
+    Definition,
     Function,
+    Instance,
     Operation,
     Value,
 )
@@ -36,6 +39,7 @@ _OF_MODULES = frozenset(
     "parameters named_parameters modules children train eval to cuda cpu float half double "
     "state_dict load_state_dict requires_grad_ apply compile buffers log log_dict print".split()
 )
+_REPEATED = ("backward", "zero_grad")
 _CHANGES_GRADIENTS = frozenset("backward grad vjp jvp value_and_grad setattr __setattr__".split())
 
 
@@ -78,24 +82,36 @@ class StepOrder:
     def is_clear(self, first: Event, last: Event) -> bool:
         """Return whether all that happens between two events is understood."""
         start, end = self.trace.index(first), self.trace.index(last)
-        return not any(start < position < end for position in _find_opaque(self.trace))
+        return self._is_clear([p for p in _find_opaque(self.trace) if start < p < end], first, last)
 
     def is_clear_before(self, event: Event) -> bool:
         """Return whether all that happens before an event is understood."""
-        return not any(position < self.trace.index(event) for position in _find_opaque(self.trace))
+        at = self.trace.index(event)
+        return self._is_clear([p for p in _find_opaque(self.trace) if p < at], event)
 
     @property
     def is_all_clear(self) -> bool:
         """Whether all that happens in the trace is understood."""
-        return not _find_opaque(self.trace)
+        return self._is_clear(_find_opaque(self.trace))
 
     def is_clear_inside(self, event: Event) -> bool:
         """Return whether all that happens in the loop around an event is understood."""
         events = self.trace.events
-        return not any(
-            event.loop is None or event.loop in events[position].loops
-            for position in _find_opaque(self.trace)
+        return self._is_clear(
+            [
+                position
+                for position in _find_opaque(self.trace)
+                if event.loop is None or event.loop in events[position].loops
+            ],
+            event,
         )
+
+    def _is_clear(self, positions: list[int], *about: Event) -> bool:
+        """Return whether there are no events that are not understood; the first is noted."""
+        if positions:
+            cause = self.trace.events[positions[0]]
+            note("may be any part of a training step: it is not followed", cause, *about)
+        return not positions
 
 
 def happens_before(first: Event, last: Event) -> bool:
@@ -117,6 +133,7 @@ class StepWindow(NamedTuple):
         branch: that chooses the pass, such as `if step % N == 0`.
         size: N.
         text: N as the branch writes it.
+        counted: the variables of the number that N divides.
         actions: of a pass.
         backwards: the backward passes among them.
     """
@@ -125,6 +142,7 @@ class StepWindow(NamedTuple):
     branch: Branch
     size: Value
     text: str
+    counted: set[str]
     actions: list[Action]
     backwards: list[Action]
 
@@ -145,14 +163,75 @@ def find_windows(order: StepOrder) -> Iterator[StepWindow]:
                 yield StepWindow(step, *found, actions, backwards)
 
 
-def _find_branch(event: Event) -> tuple[Branch, Value, str] | None:
-    """Return the branch that chooses one of N passes, and N."""
+def find_range_windows(order: StepOrder) -> Iterator[tuple[Action, Action, ast.expr]]:
+    """Yield the only backward pass of `for _ in range(N)`, the step after that loop, and N."""
+    for backward in order.actions:
+        loop = backward.event.loop
+        count = None if loop is None else loop.iterated
+        if backward.kind != "backward" or not isinstance(count, Call) or count.path != "range":
+            continue
+        node = backward.event.node  # one event for each loss that it may be of
+        inside = [a for a in order.find_pass(backward.event) if a.event.node is not node]
+        if not isinstance(count.node, ast.Call) or len(count.args) != 1:
+            continue
+        if any(a.is_step or a.kind in _REPEATED for a in inside):
+            continue
+        for step in order.actions:
+            is_after = order.is_before(backward.event, step.event)
+            if step.is_step and is_after and step.event.loops == backward.event.loops[:-1]:
+                between = order.between(backward.event, step.event)
+                others = [a for a in between if a.event.node not in (node, step.event.node)]
+                is_next = not any(a.is_step or a.kind in _REPEATED for a in others)
+                if is_next and order.is_clear(backward.event, step.event):
+                    yield backward, step, count.node.args[0]
+
+
+def has_clip(order: StepOrder, step: Action) -> bool:
+    """Return whether gradients are clipped between the last backward pass and a step."""
+    before = [a for a in order.actions if order.is_before(a.event, step.event)]
+    last = next((a for a in reversed(before) if a.kind in ("backward", "clip")), None)
+    return last is not None and last.kind == "clip"
+
+
+def find_running_counter(order: StepOrder, backward: Action) -> str:
+    """Return the counter of micro-batches by which a loss is divided; "" if it is not.
+
+    Each pass of the loop adds 1 to it, and a branch that compares it sets it to 0 again.
+    """
+    for loss in options_of(unscale(backward.target)):
+        if not isinstance(loss, Operation) or not isinstance(loss.node, ast.BinOp):
+            continue
+        name, loop = ast.unparse(loss.node.right), backward.event.loop
+        stores = [
+            event
+            for event in order.trace.events
+            if event.loop is loop and event.target is not None and ast.unparse(event.target) == name
+        ]
+        is_counted = any(event.kind == "augment" for event in stores)
+        is_reset = any(
+            isinstance(event.value, Constant)
+            and event.value.value == 0
+            and any(name in _describe_test(branch) for branch in event.branches)
+            for event in stores
+        )
+        if loss.operator == "/" and loop is not None and is_counted and is_reset:
+            return name
+    return ""
+
+
+def _describe_test(branch: Branch) -> str:
+    return describe_source(None if branch.test is None else branch.test.node)
+
+
+def _find_branch(event: Event) -> tuple[Branch, Value, str, set[str]] | None:
+    """Return the branch that chooses one of N passes, N, and the variables that it counts by."""
     for branch in reversed(event.branches):
         for part in _parts_of(branch.test):
             if isinstance(part, Operation) and part.operator == "%":
                 size = part.operands[-1]
                 written = part.node.right if isinstance(part.node, ast.BinOp) else size.node
-                return branch, size, describe_source(written)
+                counter = part.node.left if isinstance(part.node, ast.BinOp) else ast.Pass()
+                return branch, size, describe_source(written), find_names(counter, ast.Load)
     return None
 
 
@@ -171,7 +250,9 @@ def may_train(event: Event) -> bool:
     call = event.call
     if call is None:
         return False
-    if isinstance(call.receiver, Function) or call.name in _CHANGES_GRADIENTS:
+    if isinstance(call.receiver, Function):
+        return _may_train_inside(call.receiver, set())
+    if call.name in _CHANGES_GRADIENTS:
         return True
     if call.path in BUILTINS or _KNOWN.match(call.path):
         return call.path.startswith("torch.") and gets_optimizer(call) and not _only_reads(call)
@@ -182,6 +263,51 @@ def may_train(event: Event) -> bool:
         getattr(option, "name", "") == "grad" for option in options_of(call.receiver)
     )
     return is_of_gradient or gets_optimizer(call)
+
+
+def _may_train_inside(function: Function, visited: set[Definition]) -> bool:
+    """Return whether a function that is not followed may run a part of a training step.
+
+    Its source shows the names of what it calls, and those functions of the project are read too.
+    """
+    definition = function.definition
+    if definition in visited:
+        return False
+    visited.add(definition)
+    for node in ast.walk(definition):
+        if isinstance(node, ast.Attribute) and node.attr == "grad":
+            return True
+        if not isinstance(node, ast.Call):
+            continue
+        called = _find_called(node.func, function)
+        if called is not None:
+            if _may_train_inside(called, visited):
+                return True
+        elif _is_training_name(node):
+            return True
+    return False
+
+
+def _find_called(node: ast.expr, function: Function) -> Function | None:
+    """Return the function of the project that a call in a function calls, if that is certain."""
+    found: Value | None = None
+    match node:
+        case ast.Name(id=name):
+            found = function.scope.find(name)
+        case ast.Attribute(value=ast.Name(id="self"), attr=name):
+            owner = function.owner
+            found = owner.cls.find(name) if isinstance(owner, Instance) else None
+    if not isinstance(found, Function):
+        return None
+    return found if found.owner is not None else replace(found, owner=function.owner)
+
+
+def _is_training_name(node: ast.Call) -> bool:
+    """Return whether a call has the name of a part of a training step, or is of no name."""
+    name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+    is_mode = name == "train" and all(isinstance(arg, ast.Constant) for arg in node.args)
+    is_training = name in _CHANGES_GRADIENTS or bool(_MAY_TRAIN.search(name))
+    return not name or (is_training and not is_mode and not _HARMLESS.search(name))
 
 
 def _is_harmless(name: str, call: Call) -> bool:
@@ -222,6 +348,11 @@ def is_scaled(loss: Value | None) -> bool:
         isinstance(option, Call) and option.path == ".scale" and is_scaler(option.receiver)
         for option in options
     )
+
+
+def unscale(loss: Value | None) -> Value | None:
+    """Return what was given to `scaler.scale()`; any other loss itself."""
+    return loss.argument(0, "") if isinstance(loss, Call) and is_scaled(loss) else loss
 
 
 def is_enabled(value: Value | None) -> bool:

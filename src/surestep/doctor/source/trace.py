@@ -158,6 +158,7 @@ class Program:
         functions: all functions and methods of the file.
         classes: all classes of the file.
         instances: an object of each class of the file, made with unknown arguments.
+        truncated: the last events of the traces that are too long to be followed to their ends.
     """
 
     file: SourceFile
@@ -165,6 +166,7 @@ class Program:
     functions: list[Function] = field(default_factory=list)
     classes: list[Class] = field(default_factory=list)
     instances: dict[Class, Instance] = field(default_factory=dict)
+    truncated: list[Event] = field(default_factory=list)
 
     @cached_property
     def events(self) -> list[Event]:

@@ -13,6 +13,7 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 from surestep.doctor.source.nodes import describe_source
+from surestep.doctor.source.operators import COMPARISONS
 from surestep.doctor.source.trace import Event, Trace, once_per_trace
 from surestep.doctor.source.values import (
     Attribute,
@@ -20,13 +21,16 @@ from surestep.doctor.source.values import (
     Collection,
     Constant,
     Either,
+    Element,
     Instance,
     Item,
     Operation,
     Unknown,
     Value,
     is_module_path,
+    join,
     last_name,
+    walk,
 )
 from surestep.doctor.source.wrapping import MOVES, PREPARES, WRAPPERS
 
@@ -35,6 +39,9 @@ _OPTIMIZER_NAME = re.compile(r"(^|_)(opt|optim|optimizer|optimiser)s?(_|\d|$)", 
 _SCHEDULER_NAME = re.compile(r"(^|_)(lr_)?(sched|scheduler)s?(_|\d|$)", re.IGNORECASE)
 _SCALER_NAME = re.compile(r"(^|_)(grad_?)?scaler(_|\d|$)", re.IGNORECASE)
 _SCHEDULER_CALLS = re.compile(r"^(get_\w*(schedule|scheduler)\w*|\w+Schedule|create_scheduler\w*)$")
+_OPTIMIZER_CALLS = re.compile(
+    r"^((get|make|create|build|init)_optim(izer|iser)?|\w*(Adam|AdamW|SGD|[Oo]ptimi[zs]er))$"
+)
 _MODEL_CALLS = ("from_pretrained", "from_config", "create_model", "load_from_checkpoint")
 _BUILTINS = ("float", "compile")
 _ITERATORS = frozenset(("enumerate", "tqdm", "iter", "track", "list", "tuple"))
@@ -65,10 +72,31 @@ class Action:
 @once_per_trace
 def find_actions(trace: Trace) -> list[Action]:
     """Return the parts of training steps in a trace, in order."""
-    return [action for event in trace.events if (action := _classify(event)) is not None]
+    buffers = _find_gradient_buffers(trace)
+    found = (_classify(event, buffers) for event in trace.events)
+    return [action for action in found if action is not None]
 
 
-def _classify(event: Event) -> Action | None:
+def _find_gradient_buffers(trace: Trace) -> frozenset[Value]:
+    """Return the tensors of which gradients are views: `p.grad = flat[:4].view_as(p)`."""
+    return frozenset(
+        part
+        for event in trace.events
+        if event.kind == "store" and getattr(event.target, "attr", "") == "grad"
+        for part in walk(event.value, 20)
+        if isinstance(part, Call)
+    )
+
+
+def takes_steps(trace: Trace) -> bool:
+    """Return whether a trace may train something.
+
+    A script with a backward pass and without a step tests a layer, or measures its memory.
+    """
+    return any(call.name == "step" for _, call in trace.calls)
+
+
+def _classify(event: Event, buffers: frozenset[Value]) -> Action | None:
     if event.kind == "store" and isinstance(event.target, ast.Attribute):
         is_grad = event.target.attr == "grad" and isinstance(event.value, Constant)
         return Action("zero_grad", event, None) if is_grad else None
@@ -79,7 +107,7 @@ def _classify(event: Event) -> Action | None:
     match call.name:
         case "zero_grad":
             return Action("zero_grad", event, receiver)
-        case "zero_" | "fill_" if isinstance(receiver, Attribute) and receiver.name == "grad":
+        case "zero_" | "fill_" if last_name(receiver) == "grad" or receiver in buffers:
             return Action("zero_grad", event, None)
         case "backward" | "manual_backward":
             has_loss = first is not None and not isinstance(first, Constant)
@@ -141,6 +169,25 @@ def options_of(value: Value | None) -> tuple[Value, ...]:
     return () if value is None else (value,)
 
 
+def _kinds_of(value: Value | None) -> tuple[Value, ...]:
+    """Return the values that a value may be, those that a loop takes from a list included.
+
+    The elements of a list that is not complete show of which kind they are, not which ones.
+    """
+    return tuple(
+        kind
+        for option in options_of(value)
+        for kind in (
+            options_of(join(*option.of.elements))
+            if isinstance(option, Element)
+            and isinstance(option.of, Collection)
+            and option.of.elements
+            and not option.of.keys
+            else (option,)
+        )
+    )
+
+
 def is_same(a: Value | None, b: Value | None) -> bool:
     """Return whether two values are the same object whenever the script runs."""
     a, b = strip(a), strip(b)
@@ -179,11 +226,6 @@ def _holds(a: Value, b: Value) -> bool:
     )
 
 
-def _is(value: Value | None, paths: tuple[str, ...], names: re.Pattern[str] | None) -> bool:
-    options = options_of(value)
-    return bool(options) and all(_is_one(option, paths, names) for option in options)
-
-
 def _is_one(value: Value, paths: tuple[str, ...], names: re.Pattern[str] | None) -> bool:
     if isinstance(value, Call):
         return value.path.startswith(paths)
@@ -215,12 +257,23 @@ _OPTIMIZER_PATHS = (
 
 def is_optimizer(value: Value | None) -> bool:
     """Return whether a value is an optimizer, by how it was made or by its name."""
-    return _is(value, _OPTIMIZER_PATHS, _OPTIMIZER_NAME) and not is_scheduler(value)
+    options = _kinds_of(value)
+    are_optimizers = bool(options) and all(
+        _is_one(option, _OPTIMIZER_PATHS, _OPTIMIZER_NAME)
+        or (isinstance(option, Call) and _is_optimizer_of_library(option))
+        for option in options
+    )
+    return are_optimizers and not is_scheduler(value)
+
+
+def _is_optimizer_of_library(made: Call) -> bool:
+    """Return whether a function or a class of another library makes optimizers, by its name."""
+    return not made.path.startswith("torch.") and bool(_OPTIMIZER_CALLS.match(made.name))
 
 
 def is_scheduler(value: Value | None) -> bool:
     """Return whether a value is a schedule of learning rates, by how it was made or its name."""
-    options = options_of(value)
+    options = _kinds_of(value)
     return bool(options) and all(
         _is_one(option, _SCHEDULER_PATHS, _SCHEDULER_NAME)
         or (isinstance(option, Call) and bool(_SCHEDULER_CALLS.match(option.name)))
@@ -228,11 +281,16 @@ def is_scheduler(value: Value | None) -> bool:
     )
 
 
+def is_scheduler_name(name: str) -> bool:
+    """Return whether a variable is named as a schedule of learning rates."""
+    return bool(_SCHEDULER_NAME.search(name))
+
+
 def is_scaler(value: Value | None) -> bool:
     """Return whether a value is a GradScaler, by how it was made or by its name."""
     options = options_of(value)
     return bool(options) and all(
-        last_name(option) == "GradScaler"
+        last_name(option) in ("GradScaler", "ShardedGradScaler")
         or (
             not isinstance(option, (Call, Instance)) and bool(_SCALER_NAME.search(_name_of(option)))
         )
@@ -328,10 +386,13 @@ def is_without_grad(event: Event) -> bool:
 
 def describe(value: Value | None) -> str:
     """Return the source of a value for a message, shortened."""
+    if isinstance(value, Unknown) and value.name:
+        return value.name
     return describe_source(None if value is None else value.node)
 
 
 _ARITHMETIC = frozenset("+ - * / **".split())
+_COMPARING = frozenset("eq ne gt ge lt le isfinite isnan logical_not bool".split())
 _KEEP_GRAPH = frozenset("mean sum clone float double cpu cuda to view reshape squeeze abs".split())
 
 
@@ -359,8 +420,21 @@ def _terms_of(loss: Value | None) -> Iterator[Value]:
                     yield from _terms_of(operand)
         case Call(path=path) if "." not in path and path != "()":
             return  # a number, such as `len(batch)`
+        case Call() if _is_count(loss):
+            return
         case _:
             yield loss
+
+
+def _is_count(value: Value) -> bool:
+    """Return whether a value counts what a condition chooses: `(labels != -100).sum()`."""
+    while isinstance(value, Call) and value.is_method and value.receiver is not None:
+        if value.name in _COMPARING:
+            return True
+        if value.name not in _KEEP_GRAPH | {"long", "int", "item", "count_nonzero"}:
+            return False
+        value = value.receiver
+    return isinstance(value, Operation) and value.operator in COMPARISONS
 
 
 def _has_graph_of(value: Value | None, loss: Value) -> bool:
@@ -371,4 +445,8 @@ def _has_graph_of(value: Value | None, loss: Value) -> bool:
             return any(_has_graph_of(operand, loss) for operand in operands)
         case Call(receiver=receiver) if value.is_method and value.name in _KEEP_GRAPH:
             return _has_graph_of(receiver, loss)
+        case Call() if value.path.startswith("torch.") and value.name in _KEEP_GRAPH:
+            return _has_graph_of(tensor_of(value), loss)
+        case Call(path="horovod.torch.allreduce"):  # has a backward pass, unlike torch's
+            return _has_graph_of(value.argument(0, "tensor"), loss)
     return False

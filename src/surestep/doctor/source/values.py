@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from surestep.doctor.source.files import SourceFile
 
+ANY = "*"  # the last name of a symbol that the script chooses by a name
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
@@ -387,12 +388,17 @@ def is_module_path(path: str) -> bool:
     start, _, name = path.rpartition(".")
     if name in _MODULE_BASES:
         return True
-    return start.startswith(("torch.nn", "torchvision.models")) and name[:1].isupper()
+    is_class = name[:1].isupper() and name not in _NO_MODULES
+    return is_class and start.startswith(("torch.nn", "torchvision.models"))
 
 
 _MODULE_BASES = frozenset(
     ("Module", "LightningModule", "PreTrainedModel", "MessagePassing", "ModelMixin")
 )
+
+
+# Classes of torch.nn whose objects are tensors.
+_NO_MODULES = frozenset(("Parameter", "Buffer", "UninitializedParameter", "UninitializedBuffer"))
 
 
 def walk(
@@ -423,3 +429,16 @@ def walk(
 def is_made_from(value: Value, source: Value | None) -> bool:
     """Return whether a value is a source, or was made from it."""
     return any(part is source for part in walk(value))
+
+
+@dataclass(eq=False)
+class Super(Value):
+    """`super()` in a method."""
+
+    instance: Instance
+    lineage: tuple[Class, ...]
+
+    def find(self, name: str) -> Value | None:
+        """Return an attribute of a base in the project."""
+        scopes = (cls.scope for cls in self.lineage if name in cls.scope.names)
+        return next((scope.get(name) for scope in scopes), None)

@@ -1,4 +1,4 @@
-# expect: nothing; train: SS203
+# expect: SS203 line 11; train: SS203
 import torch
 from torch import nn
 
