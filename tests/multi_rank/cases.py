@@ -115,6 +115,9 @@ CASES: dict[str, Callable[[Path], dict[str, Any]]] = {
     "masked": lambda folder: trained(
         folder, task(masked()), micro_batch_size=2, data={"shuffle": False}
     ),
+    "frozen at first": lambda folder: trained(
+        folder, task(), optim={"lr": 1e-2, "groups": ["0.* freeze='4 steps' lr=0.5x"]}
+    ),
     "average": lambda folder: trained(folder, task(), average={"kind": "ema", "decay": 0.9}),
     "tiny weights": lambda folder: trained(
         folder, surestep.Task(net, TINY, train=data(), val=data(), metrics={"accuracy": accuracy})

@@ -405,6 +405,20 @@ PARALLEL: list[Case] = [
         "Set one of them",
     ),
     (
+        {"epochs": 9, "parallel.static_graph": True, "optim.groups": ("0.* freeze='4 steps'",)},
+        LAUNCHED,
+        "promises that every step uses the same parameters",
+    ),
+    (
+        {
+            "epochs": 9,
+            "parallel.find_unused_parameters": False,
+            "optim.groups": ("0.* freeze='4 steps'",),
+        },
+        LAUNCHED,
+        "waits for a gradient of each parameter in each step",
+    ),
+    (
         {"device": "mps"},
         {"system": lambda: replace(MANY["system"](), mps=True)},
         "Start one process",

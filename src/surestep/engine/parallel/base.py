@@ -1,10 +1,9 @@
 """The methods of a step in one process, which every strategy has."""
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +33,13 @@ NO_GRADIENTS = (
     "detach(), .data, numpy or no_grad on the way to the loss."
 )
 NOTHING: AbstractContextManager[Any] = nullcontext()
+
+
+class LossGradient(NamedTuple):
+    """The gradient that a backward pass begins with, and the number that it has, ()."""
+
+    value: float
+    tensor: Tensor
 
 
 class Strategy:
@@ -108,7 +114,7 @@ class Strategy:
         )
         self.step = self.guard.step
         self.unscale = partial(self.scaler.unscale_, self.optimizer)
-        self._seeds: dict[torch.dtype, tuple[float, Tensor]] = {}
+        self.loss_gradients: dict[torch.dtype, LossGradient] = {}
 
     @classmethod
     def label(cls, plan: Plan) -> str:
@@ -205,25 +211,34 @@ class Strategy:
         """
         if not loss_sum.requires_grad:
             raise TaskError(NO_GRADIENT)
-        known, seed = self._seeds.get(loss_sum.dtype, (math.nan, None))
-        if seed is None:
-            seed = torch.full((), 1 / items, dtype=loss_sum.dtype, device=loss_sum.device)
-            self._seeds[loss_sum.dtype] = (items, seed)
-        elif known != items:
-            self.fill_seeds(items)
+        value, start = 1 / items, self.loss_gradients.get(loss_sum.dtype)
+        if start is None or start.value != value:
+            start = self.make_loss_gradient(loss_sum, value)
         run = private.run_backward if type(loss_sum) is Tensor else torch.autograd.backward
-        run((loss_sum,), (self.scaler.scale(seed),))
+        run((loss_sum,), (self.scaler.scale(start.tensor),))
 
-    def fill_seeds(self, items: float) -> None:
-        """Fill the tensors from which `backward` goes, where they are.
+    def make_loss_gradient(self, loss_sum: Tensor, value: float) -> LossGradient:
+        """Return the gradient of a loss, made once for each dtype.
 
         Args:
-            items: what the next loss is divided by.
+            loss_sum: the loss, which has the dtype and the device.
+            value: the gradient of the loss; most steps have the same.
         """
-        for dtype, (known, seed) in self._seeds.items():
-            if known != items:
-                seed.fill_(1 / items)
-                self._seeds[dtype] = (items, seed)
+        if loss_sum.dtype not in self.loss_gradients:
+            tensor = torch.full((), value, dtype=loss_sum.dtype, device=loss_sum.device)
+            self.loss_gradients[loss_sum.dtype] = LossGradient(value, tensor)
+        self.fill_loss_gradients(value)
+        return self.loss_gradients[loss_sum.dtype]
+
+    def fill_loss_gradients(self, value: float) -> None:
+        """Fill the gradients that backward passes begin with, where they are.
+
+        Args:
+            value: the gradient of the next loss.
+        """
+        for dtype, start in self.loss_gradients.items():
+            if start.value != value:
+                self.loss_gradients[dtype] = LossGradient(value, start.tensor.fill_(value))
 
     def clip_grad_norm(self) -> GradNorm:
         """Do what torch.nn.utils.clip_grad_norm_ does, bit for bit, and keep each norm.

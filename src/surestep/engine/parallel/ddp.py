@@ -122,10 +122,12 @@ class DDPStrategy(DistributedStrategy):
             return
         if not loss_sum.requires_grad:
             raise TaskError(NO_GRADIENT)
-        seed = self.scaler.scale(torch.full_like(loss_sum, self.world.size / items))
+        value, start = self.world.size / items, self.loss_gradients.get(loss_sum.dtype)
+        if start is None or start.value != value:
+            start = self.make_loss_gradient(loss_sum, value)
         root, values = self._piggyback.root(loss_sum)
         run = private.run_backward if type(loss_sum) is Tensor else torch.autograd.backward
-        run((loss_sum, root), (seed, values))
+        run((loss_sum, root), (self.scaler.scale(start.tensor), values))
 
     def finish_backward(self, gradients: Gradients) -> Gradients:
         """Return the gradients with the loss and the items of all ranks; divide by these items.
@@ -195,6 +197,8 @@ class PiggybackScalars:
         self.parameter = parameter
         self.ranks = ranks
         self._values, self._zeros = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        # Views: to index takes longer than to copy.
+        self._value_of_loss, self._zero_of_loss = self._values[0], self._zeros[0]
         self._numbers: tuple[float, ...] = ()  # those in `_values`; most steps send the same
         self._is_waiting = self._is_sent = False
 
@@ -212,9 +216,10 @@ class PiggybackScalars:
 
     def root(self, loss_sum: Tensor) -> tuple[Tensor, Tensor]:
         """Return the tensor to run backward from besides the loss, and its gradient."""
-        values = self._values if self._is_waiting else self._zeros
-        self._is_waiting = False
-        values[0] = loss_sum.detach()
+        values, place = self._zeros, self._zero_of_loss
+        if self._is_waiting:
+            values, place, self._is_waiting = self._values, self._value_of_loss, False
+        place.copy_(loss_sum.detach())
         return self.parameter, values
 
     def loss_sum(self) -> Tensor:

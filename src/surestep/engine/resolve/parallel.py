@@ -1,5 +1,6 @@
 """How many processes take a step together, and what each of them holds."""
 
+from surestep.config.param_groups import parse_param_group
 from surestep.engine.parallel.strategy import strategy_class
 from surestep.engine.plan.context import Decision, PlanContext, resolves
 from surestep.engine.resolve.requirements import SEVERAL
@@ -90,6 +91,27 @@ def rank(ctx: PlanContext) -> Decision:
     if launched.is_simulated:
         return 0, "the first of the planned ranks: it holds the most"
     return launched.rank, f"assigned by {launched.launcher}"
+
+
+@resolves("parallel.find_unused_parameters")
+def find_unused_parameters(ctx: PlanContext) -> Decision:
+    """Let DDP expect no gradient of parameters that are frozen at first."""
+    groups = map(str, ctx.get("optim.groups", ()))
+    later = [text for text in groups if isinstance(parse_param_group(text).freeze, str)]
+    takes = strategy_class(ctx["parallel.strategy"]).takes
+    if not later or ctx["parallel.ranks"] == 1 or "find_unused_parameters" not in takes:
+        return ctx.declared()
+    if ctx.get("parallel.static_graph"):
+        ctx.reject(
+            "parallel.static_graph=True promises that every step uses the same parameters, and "
+            f"optim.groups: {later[0]!r} freezes some at first. Leave one out."
+        )
+    if not ctx.get("parallel.find_unused_parameters", True):
+        ctx.reject(
+            "parallel.find_unused_parameters=False waits for a gradient of each parameter in each "
+            f"step, and optim.groups: {later[0]!r} freezes some at first. Leave it out."
+        )
+    return ctx.set_or(True, f"optim.groups: {later[0]!r} has no gradients at first")
 
 
 @resolves("parallel.backend")
