@@ -2,11 +2,11 @@
 
     python -m benchmarks.lr_find [--grid FILE] [--held-out] [--seeds N] [--steps N] [TASK ...]
 
-Each task of `benchmarks/lr_tasks.py`, and of `lr_held_out.py` beside it, is trained at 11 rates
-with 3 seeds, by its own options. The best rate has the lowest mean of the final validation loss; a
-run that diverged has an infinite loss. A rate is good if its mean is within one standard error, or
-2%, of the lowest. The file keeps the grid, which takes about 15 minutes of one CPU core for 16
-tasks; the rest takes one or two.
+Each task of `benchmarks/lr_tasks.py` and `lr_other_tasks.py`, and of `lr_held_out.py` beside them,
+is trained at 11 rates with 3 seeds, by its own options. The best rate has the lowest mean of the
+final validation loss; a run that diverged has an infinite loss. A rate is good if its mean is
+within one standard error, or 2%, of the lowest. The file keeps the grid, which takes about 15
+minutes of one CPU core for 16 tasks; the rest takes a few.
 
 Then `surestep.find_lr` suggests a rate, with another seed. Its rule for the range test alone and
 those of other libraries suggest rates from the curve. Seeds do not depend on the machine, but the
@@ -25,10 +25,12 @@ from typing import Any
 
 import surestep
 from benchmarks.lr_held_out import HELD_OUT
+from benchmarks.lr_other_tasks import OTHER
 from benchmarks.lr_rules import RULES
-from benchmarks.lr_tasks import DEVELOPED_ON, LrTask
+from benchmarks.lr_tasks import FIRST, LrTask
 from surestep.errors import NonFiniteError
 
+DEVELOPED_ON = {**FIRST, **OTHER}
 TASKS = {**DEVELOPED_ON, **HELD_OUT}
 RATES, SEEDS = 11, 3  # of the grid
 FIRST_SEED = 100  # of the range tests

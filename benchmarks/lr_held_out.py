@@ -1,381 +1,378 @@
-"""Sixteen small tasks on which no rule of surestep was developed; `benchmarks.lr_find` has them.
+"""Twenty small tasks on which no rule of surestep was developed; `benchmarks.lr_find` has them.
 
-Their models, optimizers and schedules differ in kind from those of `benchmarks/lr_tasks.py`. The
-data is scikit-learn's digits, wine and breast cancer, and the source of Python's standard library.
+They were written before the rule that they evaluate. Their models, losses, optimizers and schedules
+differ in kind from those of `lr_tasks.py` and `lr_other_tasks.py`. The data is scikit-learn's
+digits, iris, wine, diabetes and breast cancer, the source of Python's standard library, and
+functions.
 """
 
 from collections.abc import Callable
 from functools import cache
-from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 import surestep
+from benchmarks.lr_other_tasks import (
+    RowGRU,
+    describe,
+    residual_perceptron,
+    split_classes,
+    tanh_perceptron,
+    turned_digits,
+    wine,
+)
 from benchmarks.lr_tasks import (
     ADAMW,
     LENGTH,
     OF_ADAMW,
     OF_SGD,
     SGD,
-    LrTask,
     Pairs,
     classify,
     digits,
-    options,
     predict_characters,
     text,
     train,
 )
 from benchmarks.small_tasks import perceptron, standardized
-from surestep.recipes.chars import ALPHABET, GPT, encode, source_files
-
-MODULES = 6  # of the standard library, whose source is classified
+from surestep.recipes.chars import ALPHABET, GPT
 
 
-@cache
-def wine() -> tuple[Pairs, Pairs]:
-    """Return the rows of scikit-learn's wine, standardized, with their classes; 58 are held out."""
-    from sklearn.datasets import load_wine
-
-    bunch = load_wine()
-    order = torch.randperm(len(bunch.data), generator=torch.Generator().manual_seed(0))
-    x = torch.tensor(bunch.data, dtype=torch.float32)[order]
-    x = (x - x[:120].mean(dim=0)) / x[:120].std(dim=0)
-    y = torch.tensor(bunch.target)[order]
-    return (x[:120], y[:120]), (x[120:], y[120:])
+def draw(seed: int) -> torch.Generator:
+    """Return a separate generator for data that is drawn."""
+    return torch.Generator().manual_seed(seed)
 
 
 @cache
-def noisy_areas() -> tuple[Pairs, Pairs]:
-    """Return 29 measurements of each tumour, and the last one with much noise."""
-    noise = torch.Generator().manual_seed(0)
-    (x, _), (held_out, _) = standardized("cancer")
-    y, others = (
-        rows[:, -1:] + 0.5 * torch.randn(len(rows), 1, generator=noise) for rows in (x, held_out)
-    )
-    return (x[:, :-1], y), (held_out[:, :-1], others)
+def iris() -> tuple[Pairs, Pairs]:
+    """Return the rows of scikit-learn's iris, standardized, with their classes; 50 are held out."""
+    from sklearn.datasets import load_iris
+
+    return split_classes(load_iris(), 100)
 
 
 @cache
-def turned_digits() -> tuple[Pairs, Pairs]:
-    """Return 150 images that are turned by 90 degrees, with their classes, and 300 others."""
-    (x, y), (held_out, classes) = digits(samples=150)
-    return (x.rot90(dims=(2, 3)), y), (held_out.rot90(dims=(2, 3)), classes)
+def waves() -> tuple[Pairs, Pairs]:
+    """Return points of [-1, 1] with the value of a sum of three sines there."""
+    x = 2 * torch.rand(700, 1, generator=draw(0)) - 1
+    y = torch.sin(3 * x) + 0.5 * torch.sin(8 * x + 1) + 0.3 * torch.sin(15 * x)
+    return (x[:400], y[:400]), (x[400:], y[400:])
 
 
 @cache
-def noisy_digits() -> tuple[Pairs, Pairs]:
-    """Return images with noise, and the images without."""
-    noise = torch.Generator().manual_seed(0)
-    (x, _), (held_out, _) = digits()
-    (noisy, others) = (one + 0.3 * torch.randn(one.shape, generator=noise) for one in (x, held_out))
-    return (noisy, x), (others, held_out)
+def moons() -> tuple[Pairs, Pairs]:
+    """Return points on two half circles with noise, and on which of them they are."""
+    angle = torch.pi * torch.rand(600, generator=draw(0))
+    which = torch.arange(600) % 2
+    x = torch.stack([angle.cos() + which, angle.sin() * (1 - 2 * which) + 0.5 * which], 1)
+    x = x + 0.15 * torch.randn(600, 2, generator=draw(1))
+    return (x[:300], which[:300]), (x[300:], which[300:])
 
 
 @cache
-def modules() -> tuple[Pairs, Pairs]:
-    """Return windows (windows, 64) of source, and which of MODULES files each is from."""
-    files = sorted(source_files(), key=lambda file: file.stat().st_size)[-MODULES:]
-    tokens = [encode(file.read_text(encoding="utf-8"))[: 250 * 64].view(-1, 64) for file in files]
-    x = torch.cat(tokens)
-    y = torch.arange(len(files)).repeat_interleave(250)
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-    return (x[order[:1200]], y[order[:1200]]), (x[order[1200:]], y[order[1200:]])
+def mislabelled_digits() -> tuple[Pairs, Pairs]:
+    """Return images of which a fifth has a random class, and others with the right one."""
+    (x, y), held_out = digits(samples=1000)
+    is_wrong = torch.rand(len(y), generator=draw(0)) < 0.2
+    return (x, torch.where(is_wrong, torch.randint(10, y.shape, generator=draw(1)), y)), held_out
 
 
-class Residual(nn.Module):
-    """Add what layers return to their input."""
-
-    def __init__(self, *layers: nn.Module) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*layers)
-
-    def forward(self, x: Tensor) -> Tensor:
-        added: Tensor = x + self.layers(x)
-        return added
+@cache
+def properties() -> tuple[Pairs, Pairs]:
+    """Return images, and of each whether its digit is even, above 4, prime, a multiple of 3."""
+    table = torch.tensor([[n % 2 == 0, n > 4, n in (2, 3, 5, 7), n % 3 == 0] for n in range(10)])
+    (x, y), (held_out, classes) = digits(samples=800)
+    return (x, table[y].float()), (held_out, table[classes].float())
 
 
-class CharLSTM(nn.Module):
-    """Predict the next character with two layers: (batch, length) to (batch, length, alphabet)."""
+@cache
+def halves() -> tuple[Pairs, Pairs]:
+    """Return the upper half of images, and the lower one."""
+    (x, _), (held_out, _) = digits(samples=1000)
+    return (x[:, :, :4], x[:, :, 4:]), (held_out[:, :, :4], held_out[:, :, 4:])
+
+
+@cache
+def sums() -> tuple[Pairs, Pairs]:
+    """Return sequences (samples, 12, 2) of numbers and marks, and the sum of the two marked."""
+    numbers = torch.rand(1500, 12, generator=draw(0))
+    marked = torch.rand(1500, 12, generator=draw(1)).argsort(1)[:, :2]
+    marks = torch.zeros(1500, 12).scatter(1, marked, 1.0)
+    x, y = torch.stack([numbers, marks], 2), (numbers * marks).sum(1, keepdim=True)
+    return (x[:1200], y[:1200]), (x[1200:], y[1200:])
+
+
+class CausalConvolutions(nn.Module):
+    """Predict the next character with dilated convolutions over those before it."""
+
+    dilations = (1, 2, 4)
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.embed = nn.Embedding(len(ALPHABET), width)
-        self.lstm = nn.LSTM(width, width, num_layers=2, batch_first=True)
+        self.layers = nn.ModuleList(
+            nn.Conv1d(width, width, 2, dilation=steps) for steps in self.dilations
+        )
         self.head = nn.Linear(width, len(ALPHABET))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.lstm(self.embed(tokens))[0])
+        x = self.embed(tokens).transpose(1, 2)
+        for layer, steps in zip(self.layers, self.dilations, strict=True):
+            past = nn.functional.pad(x, (steps, 0))
+            x = x + layer(past).relu()
+        logits: Tensor = self.head(x.transpose(1, 2))
         return logits
 
 
-class RowGRU(nn.Module):
-    """Read an image row by row: (batch, 1, 8, 8) to (batch, 10)."""
+class Mixer(nn.Module):
+    """Mix the rows of an image, then its columns: (batch, 1, 8, 8) to (batch, 10)."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, blocks: int) -> None:
         super().__init__()
-        self.gru = nn.GRU(8, width, batch_first=True)
+        self.embed = nn.Linear(8, width)
+        self.rows = nn.ModuleList(perceptron_of(8, 16) for _ in range(blocks))
+        self.columns = nn.ModuleList(perceptron_of(width, 2 * width) for _ in range(blocks))
         self.head = nn.Linear(width, 10)
 
     def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.gru(images.squeeze(1))[0][:, -1])
-        return logits
-
-
-class PatchAttention(nn.Module):
-    """A transformer over the 16 patches of 2 x 2 pixels: (batch, 1, 8, 8) to (batch, 10)."""
-
-    def __init__(self, width: int, layers: int) -> None:
-        super().__init__()
-        self.patch = nn.Conv2d(1, width, 2, stride=2)
-        self.position = nn.Parameter(torch.zeros(16, width))
-        self.blocks = nn.ModuleList(
-            nn.TransformerEncoderLayer(
-                width, 4, 2 * width, dropout=0.1, batch_first=True, norm_first=True
-            )
-            for _ in range(layers)
-        )
-        self.head = nn.Linear(width, 10)
-
-    def forward(self, images: Tensor) -> Tensor:
-        x = self.patch(images).flatten(2).transpose(1, 2) + self.position
-        for block in self.blocks:
-            x = block(x)
+        x = self.embed(images.squeeze(1))
+        for rows, columns in zip(self.rows, self.columns, strict=True):
+            x = x + rows(x.transpose(1, 2)).transpose(1, 2)
+            x = x + columns(x)
         logits: Tensor = self.head(x.mean(dim=1))
         return logits
 
 
-class Bag(nn.Module):
-    """Classify windows by the mean of an embedding of their pairs of characters."""
+class LastState(nn.Module):
+    """Read a sequence (batch, length, inputs) with an RNN; return what the last state says."""
+
+    def __init__(self, inputs: int, width: int, outputs: int) -> None:
+        super().__init__()
+        self.rnn = nn.RNN(inputs, width, batch_first=True)
+        self.head = nn.Linear(width, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.head(self.rnn(x)[0][:, -1])
+        return outputs
+
+
+class Factors(nn.Module):
+    """Predict the next character from the last two, by one embedding of each."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.pairs = nn.EmbeddingBag(len(ALPHABET) ** 2, width)
-        self.head = nn.Linear(width, MODULES)
+        self.last = nn.Embedding(len(ALPHABET), width)
+        self.before = nn.Embedding(len(ALPHABET), width)
+        self.head = nn.Linear(width, len(ALPHABET))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.pairs(len(ALPHABET) * tokens[:, :-1] + tokens[:, 1:]))
+        before = nn.functional.pad(tokens[:, :-1], (1, 0))
+        logits: Tensor = self.head(self.last(tokens) + self.before(before))
         return logits
 
 
-def residual_perceptron(width: int, blocks: int) -> nn.Sequential:
-    """Return a perceptron whose blocks have LayerNorm and a residual connection."""
-    hidden = [
-        Residual(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
-        for _ in range(blocks)
-    ]
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), *hidden, nn.Linear(width, 10))
-
-
-def tanh_perceptron(width: int) -> nn.Sequential:
-    """Return a perceptron with three hidden layers and no normalization."""
-    sizes = [64, width, width, width]
-    hidden = [
-        module
-        for inputs, outputs in pairwise(sizes)
-        for module in (nn.Linear(inputs, outputs), nn.Tanh())
-    ]
-    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(width, 10))
-
-
-def batch_norm_perceptron(inputs: int, width: int, outputs: int) -> nn.Sequential:
-    """Return a perceptron with two hidden layers and BatchNorm."""
+def perceptron_of(inputs: int, width: int) -> nn.Sequential:
+    """Return a block that normalizes, and returns as many numbers as it gets."""
     return nn.Sequential(
-        *(nn.Linear(inputs, width), nn.BatchNorm1d(width), nn.ReLU()),
-        *(nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU()),
-        nn.Linear(width, outputs),
+        nn.LayerNorm(inputs), nn.Linear(inputs, width), nn.GELU(), nn.Linear(width, inputs)
     )
 
 
-def group_norm_convolutions(width: int) -> nn.Sequential:
-    """Return three convolutions with GroupNorm, the last with a stride."""
+def separable_convolutions(width: int) -> nn.Sequential:
+    """Return convolutions by channel and by pixel, with BatchNorm, for images (batch, 1, 8, 8)."""
+
+    def block() -> list[nn.Module]:
+        return [
+            *(nn.Conv2d(width, width, 3, padding=1, groups=width, bias=False),),
+            *(nn.Conv2d(width, width, 1, bias=False), nn.BatchNorm2d(width), nn.Hardswish()),
+        ]
+
     return nn.Sequential(
-        *(nn.Conv2d(1, width, 3, padding=1, stride=2), nn.GroupNorm(4, width), nn.SiLU()),
-        *(nn.Conv2d(width, width, 3, padding=1), nn.GroupNorm(4, width), nn.SiLU()),
-        *(nn.Conv2d(width, width, 3, padding=1, stride=2), nn.GroupNorm(4, width), nn.SiLU()),
+        *(nn.Conv2d(1, width, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(width)),
+        *(nn.Hardswish(), *block(), *block(), *block()),
         *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10)),
     )
 
 
-def residual_convolutions(width: int) -> nn.Sequential:
-    """Return two residual blocks with BatchNorm."""
-
-    def block() -> Residual:
-        return Residual(
-            *(nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()),
-            *(nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)),
-        )
-
+def dense_half() -> nn.Sequential:
+    """Return a perceptron from the upper half of an image to the lower one."""
     return nn.Sequential(
-        *(nn.Conv2d(1, width, 3, padding=1, stride=2), block(), nn.ReLU(), block(), nn.ReLU()),
-        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10)),
+        *(nn.Flatten(), nn.Linear(32, 96), nn.LeakyReLU(), nn.Linear(96, 96), nn.LeakyReLU()),
+        *(nn.Linear(96, 32), nn.Unflatten(1, (1, 4, 8))),
     )
 
 
-def plain_convolutions(width: int) -> nn.Sequential:
-    """Return three convolutions without normalization, with pooling and dropout."""
-    return nn.Sequential(
-        *(nn.Conv2d(1, width, 3, padding=1), nn.GELU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(width, 2 * width, 3, padding=1), nn.GELU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(2 * width, 2 * width, 2), nn.GELU(), nn.Flatten(), nn.Dropout(0.2)),
-        nn.Linear(2 * width, 10),
-    )
-
-
-def denoising_convolutions(width: int) -> nn.Sequential:
-    """Return an autoencoder of convolutions: (batch, 1, 8, 8) to logits of the same shape."""
-    return nn.Sequential(
-        *(nn.Conv2d(1, width, 3, padding=1, stride=2), nn.ReLU()),
-        *(nn.Conv2d(width, width, 3, padding=1, stride=2), nn.ReLU()),
-        *(nn.ConvTranspose2d(width, width, 2, stride=2), nn.ReLU()),
-        nn.ConvTranspose2d(width, 1, 2, stride=2),
-    )
+def smooth(width: int, hidden: int) -> nn.Sequential:
+    """Return a perceptron with SiLU for a function of one number."""
+    inner = [module for _ in range(hidden) for module in (nn.Linear(width, width), nn.SiLU())]
+    return nn.Sequential(nn.Linear(1, width), nn.SiLU(), *inner, nn.Linear(width, 1))
 
 
 @cache
-def learn_digits() -> dict[str, Tensor]:
-    """Return the weights of the convolutions with GroupNorm that learned the upright digits."""
-    task = surestep.Task(group_norm_convolutions(16), nn.CrossEntropyLoss(), digits()[0])
-    return train(task, 300)
+def learn_rows() -> dict[str, Tensor]:
+    """Return the weights of a GRU that learned the first digits."""
+    return train(classify(lambda: RowGRU(32), digits()), 300)
 
 
-def fine_tune() -> surestep.Task:
-    """Return a task of turned digits, for a network that has learned the upright ones."""
-    weights = surestep.InitWeights(learn_digits())
-    return classify(lambda: group_norm_convolutions(16), turned_digits(), init=weights)
-
-
-def smooth_labels() -> surestep.Task:
-    """Return a task of classes whose targets are not certain."""
-    train, val = digits(samples=400)
-    loss = nn.CrossEntropyLoss(label_smoothing=0.1)
-    return surestep.Task(lambda: plain_convolutions(12), loss, train, val=val)
-
-
-def measure_areas() -> surestep.Task:
-    """Return a task of a number with much noise."""
-    train, val = noisy_areas()
+def measure_radius() -> surestep.Task:
+    """Return a task of the first measurement of a tumour, by the 29 others, in absolute errors."""
+    (x, _), (held_out, _) = standardized("cancer")
     return surestep.Task(
-        lambda: nn.Sequential(perceptron(29, 64, 64, 0.1), nn.ReLU(), nn.Linear(64, 1)),
-        *(nn.SmoothL1Loss(), train),
-        val=val,
+        lambda: tanh_regression(29),
+        nn.L1Loss(),
+        (x[:, 1:], x[:, :1]),
+        val=(held_out[:, 1:], held_out[:, :1]),
     )
 
 
-def remove_noise() -> surestep.Task:
-    """Return a task of images whose noise is removed."""
-    train, val = noisy_digits()
-    loss = functional.binary_cross_entropy_with_logits
-    return surestep.Task(lambda: denoising_convolutions(16), loss, train, val=val)
-
-
-def held_out(
-    make: Callable[[], surestep.Task],
-    rates: tuple[float, float],
-    run: tuple[int, str, int],
-    optim: dict[str, Any],
-    warmup: str = "0%",
-) -> LrTask:
-    """Return a task with the options of its run: steps, schedule and batch size."""
-    steps, schedule, batch_size = run
-    return LrTask(
-        make, options(steps, schedule, warmup, **optim) | {"batch_size": batch_size}, rates
+def tanh_regression(inputs: int) -> nn.Sequential:
+    """Return a perceptron with two hidden layers for one number."""
+    return nn.Sequential(
+        *(nn.Linear(inputs, 48), nn.Tanh(), nn.Linear(48, 48), nn.Tanh(), nn.Linear(48, 1))
     )
+
+
+def regress_on(
+    model: Callable[[], nn.Module], loss: nn.Module, data: tuple[Pairs, Pairs]
+) -> surestep.Task:
+    """Return a task of numbers."""
+    return surestep.Task(model, loss, data[0], val=data[1])
 
 
 HELD_OUT = {
-    "residual-mlp-adamw": held_out(
-        lambda: classify(lambda: residual_perceptron(48, 5), digits(samples=1000)),
+    "iris-adamax": describe(
+        lambda: classify(lambda: perceptron(4, 16, 3, 0.0), iris()),
         OF_ADAMW,
-        (300, "cosine", 32),
-        ADAMW | {"weight_decay": 0.05},
-        "10%",
+        (200, "cosine", 10),
+        {"name": "adamax"},
     ),
-    "tanh-mlp-rmsprop": held_out(
-        lambda: classify(lambda: tanh_perceptron(64), digits(samples=1000)),
+    "waves-adam-constant": describe(
+        lambda: regress_on(lambda: smooth(48, 1), nn.MSELoss(), waves()),
         OF_ADAMW,
-        (300, "linear", 32),
-        {"name": "rmsprop"},
+        (400, "constant", 32),
+        {"name": "adam"},
     ),
-    "wine-nadam": held_out(
-        lambda: classify(lambda: batch_norm_perceptron(13, 24, 3), wine()),
+    "waves-deep-adamw": describe(
+        lambda: regress_on(lambda: smooth(48, 4), nn.MSELoss(), waves()),
         OF_ADAMW,
-        (150, "cosine", 12),
-        {"name": "nadam"},
-    ),
-    "group-norm-nesterov": held_out(
-        lambda: classify(lambda: group_norm_convolutions(16), digits()),
-        OF_SGD,
-        (300, "one_cycle", 32),
-        SGD | {"nesterov": True},
-    ),
-    "batch-norm-residual-sgd": held_out(
-        lambda: classify(lambda: residual_convolutions(12), digits(samples=800)),
-        OF_SGD,
-        (200, "cosine", 64),
-        SGD | {"weight_decay": 5e-4},
-    ),
-    "plain-conv-adam": held_out(
-        smooth_labels, OF_ADAMW, (250, "linear", 32), {"name": "adam"}, "10%"
-    ),
-    "lstm-adamw": held_out(
-        lambda: predict_characters(lambda: CharLSTM(32), text(30, 60)),
-        OF_ADAMW,
-        (200, "cosine", 16),
+        (1000, "cosine", 32),
         ADAMW,
         "5%",
     ),
-    "row-gru-sgd": held_out(
-        lambda: classify(lambda: RowGRU(32), digits(samples=800)),
-        OF_SGD,
-        (400, "linear", 32),
-        SGD,
-    ),
-    "patch-attention-adamw": held_out(
-        lambda: classify(lambda: PatchAttention(24, 2), digits(samples=1000)),
-        OF_ADAMW,
-        (200, "cosine", 32),
-        ADAMW | {"weight_decay": 0.1},
-        "10%",
-    ),
-    "gpt-muon": held_out(
-        lambda: predict_characters(lambda: GPT(32, 2, 4, LENGTH), text(100, 130)),
-        OF_ADAMW,
-        (120, "cosine", 16),
-        {"name": "muon", "adjust_lr_fn": "match_rms_adamw"},
-    ),
-    "noisy-area-adam-constant": held_out(
-        measure_areas, OF_ADAMW, (300, "constant", 24), {"name": "adam"}
-    ),
-    "softmax-regression-sgd-constant": held_out(
+    "moons-sgd": describe(
         lambda: classify(
-            lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), digits(samples=400)
+            lambda: nn.Sequential(
+                *(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
+            ),
+            moons(),
         ),
         OF_SGD,
-        (400, "constant", 16),
-        {"name": "sgd"},
+        (300, "cosine", 20),
+        SGD,
     ),
-    "head-only-adamw": held_out(
-        fine_tune,
+    "causal-convolutions-adamw": describe(
+        lambda: predict_characters(lambda: CausalConvolutions(48), text(20, 50)),
         OF_ADAMW,
-        (200, "linear", 16),
-        {"name": "adamw", "groups": [f"{at}.* freeze" for at in (0, 1, 3, 4, 6, 7)]},
-    ),
-    "finetune-ten-times-head-adamw": held_out(
-        fine_tune,
-        OF_ADAMW,
-        (150, "cosine", 16),
-        {"name": "adamw", "groups": ["11.* lr=10x"]},
+        (250, "cosine", 16),
+        ADAMW,
         "5%",
     ),
-    "denoise-adamw": held_out(remove_noise, OF_ADAMW, (250, "one_cycle", 32), ADAMW),
-    "source-file-adagrad": held_out(
-        lambda: classify(lambda: Bag(16), modules()),
-        (1e-3, 100.0),
+    "two-characters-sgd": describe(
+        lambda: predict_characters(lambda: Factors(24), text(90, 120)),
+        OF_SGD,
+        (300, "linear", 32),
+        {"name": "sgd"},
+    ),
+    "mixer-adamw": describe(
+        lambda: classify(lambda: Mixer(24, 2), digits(samples=1000)),
+        OF_ADAMW,
+        (250, "cosine", 32),
+        ADAMW | {"weight_decay": 0.05},
+        "10%",
+    ),
+    "halves-nadam": describe(
+        lambda: regress_on(dense_half, nn.MSELoss(), halves()),
+        OF_ADAMW,
+        (300, "polynomial", 32),
+        {"name": "nadam"},
+    ),
+    "separable-convolutions-rmsprop": describe(
+        lambda: classify(lambda: separable_convolutions(16), digits(samples=1000)),
+        OF_ADAMW,
+        (250, "one_cycle", 32),
+        {"name": "rmsprop", "momentum": 0.9},
+    ),
+    "properties-adamw": describe(
+        lambda: regress_on(
+            lambda: perceptron(64, 48, 4, 0.2), nn.BCEWithLogitsLoss(), properties()
+        ),
+        OF_ADAMW,
+        (300, "inverse_sqrt", 24),
+        ADAMW,
+    ),
+    "diabetes-huber-nesterov": describe(
+        lambda: regress_on(
+            lambda: perceptron(10, 32, 1, 0.2), nn.HuberLoss(), standardized("diabetes")
+        ),
+        OF_SGD,
+        (300, "linear", 16),
+        SGD | {"nesterov": True},
+        "5%",
+    ),
+    "radius-absolute-adam": describe(
+        measure_radius, OF_ADAMW, (300, "cosine", 32), {"name": "adam"}
+    ),
+    "wine-radam": describe(
+        lambda: classify(lambda: perceptron(13, 24, 3, 0.1), wine()),
+        OF_ADAMW,
+        (150, "linear", 12),
+        {"name": "radam"},
+    ),
+    "turned-rows-adamw": describe(
+        lambda: classify(
+            lambda: RowGRU(32), turned_digits(), init=surestep.InitWeights(learn_rows())
+        ),
+        OF_ADAMW,
+        (150, "cosine", 16),
+        ADAMW,
+        "5%",
+    ),
+    "marked-sums-rnn-adam": describe(
+        lambda: regress_on(lambda: LastState(2, 32, 1), nn.MSELoss(), sums()),
+        OF_ADAMW,
+        (600, "cosine", 32),
+        {"name": "adam"},
+    ),
+    "four-samples-sgd": describe(
+        lambda: classify(lambda: perceptron(64, 48, 10, 0.0), digits(samples=400)),
+        OF_SGD,
+        (400, "cosine", 4),
+        SGD,
+    ),
+    "full-batch-adamw": describe(
+        lambda: classify(lambda: residual_perceptron(32, 2), digits(samples=512)),
+        OF_ADAMW,
+        (120, "cosine", 512),
+        ADAMW,
+    ),
+    "mislabelled-adamw": describe(
+        lambda: classify(lambda: perceptron(64, 128, 10, 0.0), mislabelled_digits()),
+        OF_ADAMW,
+        (300, "cosine", 32),
+        ADAMW,
+    ),
+    "tanh-sgd-constant": describe(
+        lambda: classify(lambda: tanh_perceptron(48), digits(samples=800)),
+        OF_SGD,
         (300, "constant", 32),
-        {"name": "adagrad"},
+        SGD,
+    ),
+    "gpt-adamw-stable-decay": describe(
+        lambda: predict_characters(lambda: GPT(32, 1, 4, LENGTH), text(120, 150)),
+        OF_ADAMW,
+        (500, "warmup_stable_decay", 16),
+        ADAMW | {"weight_decay": 0.1},
+        "5%",
     ),
 }

@@ -2,7 +2,7 @@
 
 The data is scikit-learn's digits, diabetes and breast cancer, and the source of Python's standard
 library. A training takes about a second of one CPU core. The rule of surestep was developed on
-these tasks; those of `benchmarks/lr_held_out.py` are held out.
+these tasks and on those of `benchmarks/lr_other_tasks.py`; those of `lr_held_out.py` are held out.
 """
 
 import tempfile
@@ -169,7 +169,7 @@ ADAMW: dict[str, Any] = {"name": "adamw", "weight_decay": 0.01}
 SGD: dict[str, Any] = {"name": "sgd", "momentum": 0.9}
 OF_ADAMW, OF_SGD = (1e-5, 1.0), (1e-4, 10.0)  # rates
 
-DEVELOPED_ON = {
+FIRST = {
     "mlp-adamw": LrTask(
         lambda: classify(lambda: perceptron(64, 64, 10, 0.1), digits()),
         options(300, **ADAMW),

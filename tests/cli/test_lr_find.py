@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from surestep.engine.distributed.launcher_env import LaunchInfo
 from surestep.engine.schedule.compare_rates import RateTraining
 from surestep.record.run import Run
 from surestep.trainer.find_lr import LrRangeTest, RangeCurve
+from surestep.tuning.page import describe_page
 from tests.forked import run_forked
 
 RECIPE = """
@@ -126,6 +128,31 @@ def test_space_with_the_rate_beside_find_is_rejected(surestep, recipe, folder, i
     answer = surestep("search", recipe(text), "--space", "space.toml", "--trials", "1", *typed)
     assert answer.code == 2
     assert "optim.lr is in the space, and it is set" in answer.err
+
+
+@pytest.mark.slow("searches in processes")
+def test_search_shows_and_uses_the_rate_that_a_trial_found(surestep, recipe, folder):
+    (folder / "space.toml").write_text("batch_size = [8, 16]\n")
+    text = RECIPE.replace("train=(x, y)", "train=(x, y), val=(x, y)")
+    words = ("search", recipe(text), "--space", "space.toml", "--study", "s", "--trials", "2")
+    answer = surestep(*words, "--optim.lr", "find", "--confirm", "1", "--confirm-seeds", "1")
+    assert answer.code == 0, answer.err
+    rates = [Run(run).config["lr_find"] for run in sorted((folder / "s" / "trials").glob("000?"))]
+    for shown in (answer.out, surestep("search", "show", "s").out):
+        lines = [line.replace(" *", "").split() for line in shown.splitlines()]
+        (header,) = [words for words in lines if words[:2] == ["trial", "state"]]
+        rows = [words for words in lines if words[1:2] == ["finished"]]
+        assert [row[header.index("optim.lr")] for row in rows] == [f"{lr:.5g}" for lr in rates]
+    result = json.loads((folder / "s" / "result.json").read_text())
+    rate = rates[result["winner"]["number"]]
+    best = tomllib.loads((folder / "s" / "best.toml").read_text())
+    assert best["optim"]["lr"] == rate
+    (again,) = (folder / "s" / "confirm").glob("000?-*/")
+    assert Run(again).config["config"]["optim.lr"] == rate
+    assert "lr_find" not in Run(again).config
+    page = describe_page(json.loads((folder / "s" / "report.json").read_text()))
+    assert page["others"] == ["optim.lr"]
+    assert [trial["measured"] for trial in page["trials"]] == [[lr] for lr in rates]
 
 
 def lines_of(run):

@@ -1,6 +1,7 @@
 """`find_lr()` and optim.lr="find": they measure the user's own steps, and change nothing."""
 
 import copy
+import itertools
 import json
 import math
 import shutil
@@ -52,6 +53,29 @@ class Limited(nn.Linear):
             Limited.ran_out += 1
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return super().forward(x)
+
+
+def test_memory_that_runs_out_is_explained():
+    calls = itertools.count()
+
+    def run_out(outputs, targets):
+        if next(calls) > 15:  # after the checks of the first batch
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return (outputs - targets).square().mean()
+
+    x = torch.randn(48, 4)
+    task = surestep.Task(lambda: nn.Linear(4, 1), loss=run_out, train=(x, x.sum(1, keepdim=True)))
+    with pytest.raises(
+        surestep.errors.OutOfMemoryError, match="ran out while the learning rate was measured"
+    ):
+        surestep.find_lr(task, config_of(optim="sgd"), **SHORT)
+
+
+@pytest.mark.parametrize(("steps", "text"), [(1, "has 1 step, too few"), (4, "has 4 steps, too")])
+def test_run_that_is_too_short_shows_no_rate(steps, text):
+    config = config_of(optim="sgd").replace_options({"epochs": None, "max_steps": steps})
+    with pytest.raises(errors.ConfigError, match=text):
+        surestep.find_lr(make_line(), config, **SHORT)
 
 
 def test_range_test_takes_steps_that_run_out_of_memory_again():

@@ -43,7 +43,7 @@ class Options(CommandOptions):
     """
 
     optimizer: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
-    seeds: int = 1
+    seeds: int = 3
     steps: int = 200
     lowest: float = 1e-7
     highest: float = 10.0
@@ -138,7 +138,7 @@ def _next_step(found: LrRangeTest, words: list[str]) -> str:
         option = "adamw_lr" if part else "lr"
         return f"Next: set it in the Task: optimizers={{{name!r}: surestep.Optim({option}={lr})}}"
     flag = f"--{found.option.replace('_', '-')}"
-    own = {f"--{field.name}" for field in fields(Options)} - {"--config"}
+    own = {f"--{field.name}" for field in fields(Options)} - {"--config", "--nproc"}
     kept, is_kept = list[str](), True
     for word in words:
         if word.startswith("--"):

@@ -295,7 +295,7 @@ def _print_front(study: SearchStudy, winners: list[int], recipe: str) -> None:
         "objectives there is no single best trial, and no best.toml."
     )
     row = next(row for row in study.rows() if row.number == winners[0])
-    options = {**study.settings.fixed, **row.params}
+    options = {**study.settings.fixed, **row.options}
     values = [word for name, value in options.items() for word in _as_words(name, value)]
     print_escaped(
         f"To train trial {row.number}: {shlex.join(['surestep', 'train', recipe, *values])}"

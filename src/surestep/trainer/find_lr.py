@@ -13,7 +13,7 @@ from torch import nn
 
 from surestep.base.arguments import suggest_arguments
 from surestep.base.errors import ConfigError, RunError
-from surestep.base.text import print_escaped
+from surestep.base.text import format_count, print_escaped
 from surestep.config.config import Config, argument_instead
 from surestep.config.optim import FOUND
 from surestep.engine.distributed.communicator import Communicator
@@ -47,7 +47,8 @@ from surestep.trainer.rank_consistency import check_same_setup
 from surestep.trainer.rank_zero import run_on_rank_zero
 from surestep.trainer.resume import Resume
 
-SEEDS = 1
+SEEDS = 3
+_SHORTEST = 5  # steps of a run whose losses at several rates can be compared
 
 
 @dataclass(frozen=True)
@@ -239,7 +240,16 @@ def _search(
     world: Communicator,
     notify: Callable[[str], object] | None,
 ) -> LrRangeTest:
-    """Measure the curve of each seed, train shortly at the rates around it, and suggest one."""
+    """Measure the curve of each seed, train shortly at the rates around it, and suggest one.
+
+    Raises:
+        ConfigError: the run is too short.
+    """
+    if (total := planned.plan.total_steps) < _SHORTEST:
+        raise ConfigError(
+            f"The run has {format_count(total, 'step')}, too few to compare learning rates. "
+            f"Train for {_SHORTEST} or more (epochs, max_steps), or set a number for the rate."
+        )
     numbers = tuple(planned.plan.seed + number for number in range(seeds))
     show = notify or (lambda text: None)
     count = "one seed" if seeds == 1 else f"{seeds} seeds"

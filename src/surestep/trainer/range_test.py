@@ -35,6 +35,8 @@ from surestep.engine.value import number
 from surestep.record.pretrained import load_init_weights
 from surestep.trainer.build import BuiltLoop, build
 from surestep.trainer.evaluator import Evaluator
+from surestep.trainer.explain_memory import explain_memory_errors
+from surestep.trainer.memory_failure import Failure
 from surestep.trainer.planning import PreparedTask
 from surestep.trainer.rank_consistency import check_same_weights
 from surestep.trainer.task_snapshot import preserve_task
@@ -246,7 +248,8 @@ def _build_steps(
     check_can_restore(planned)
     task = replace(planned.task, schedule=None)
     changed = replace(planned, task=task, plan=_make_plan(planned.plan, rate, rates))
-    with preserve_task(planned), ExitStack() as settings:
+    failure = Failure("while the learning rate was measured", planned, planned.model)
+    with preserve_task(planned), ExitStack() as settings, explain_memory_errors(failure):
         multiples = _find_multiples(changed, rate)
         init = load_init_weights(planned.model, planned.task.init)
         check_same_weights(world, planned.model)

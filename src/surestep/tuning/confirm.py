@@ -129,7 +129,7 @@ def _confirm(worker: Worker, slot: Slot, row: TrialRow, index: int) -> None:
     """Train a trial with another seed, and write the result beside the run folder."""
     study, folder = worker.study, confirm_folder(worker.study, row, index)
     name = study.settings.objectives[0][0]
-    options = {**row.params, "seed": int(read_plan(study, row.number)["seed"]) + index}
+    options = {**row.options, "seed": int(read_plan(study, row.number)["seed"]) + index}
     for _ in range(_ATTEMPTS):
         ended = worker.run_job({"do": "train", "options": options, "run": folder}, slot)
         if ended.stopped:

@@ -9,6 +9,7 @@ from surestep.record.checkpoint.retention import best_steps
 from surestep.record.run import Run
 from surestep.record.schemas import UNDOING
 from surestep.tracking.points import numbers_of
+from surestep.tuning.rows import MEASURED_OPTIONS
 
 PRUNED = "pruned by the search"  # how the reason of a pruned run begins, in its status.json
 
@@ -39,7 +40,8 @@ class TrialResult:
 
     Attributes:
         step: the step of its best evaluation; None if no evaluation has a number.
-        metrics: those of that evaluation, and "seconds", "parameters" and "peak_memory".
+        metrics: those of that evaluation, "seconds", "parameters" and "peak_memory", and the
+            values of MEASURED_OPTIONS that the run found.
         pruned: whether the search ended it early.
         evaluations: how many there were.
         last_step: the last step that was trained.
@@ -83,6 +85,7 @@ def read_result(run: Run, parameters: int) -> TrialResult:
     """
     measured, status = read_measurements(run), run.status
     step = None if run.monitor is None else measured.best(*run.monitor)
+    found = run.config["config"]
     metrics: Mapping[str, float] = {} if step is None else measured.evaluations[step]
     return TrialResult(
         step=step,
@@ -91,6 +94,7 @@ def read_result(run: Run, parameters: int) -> TrialResult:
             "seconds": measured.seconds,
             "parameters": float(parameters),
             "peak_memory": float(measured.peak_memory),
+            **{name: found[name] for name in MEASURED_OPTIONS if "lr_find" in run.config},
         },
         pruned=str(status["reason"]).startswith(PRUNED),
         evaluations=len(measured.evaluations),

@@ -35,7 +35,7 @@ class Winner:
 
     Attributes:
         number: of the trial.
-        params: value of each option of the space.
+        params: value of each option of the space, and of those that the trial measured.
         values: of the objectives, by name.
         test: the metrics of the test split; None if the recipe has none, or if it failed.
         confirmed: the trials that were trained again, the best mean first.
@@ -79,7 +79,7 @@ def conclude(worker: Worker, slot: Slot, confirmed: Sequence[Confirmed]) -> Winn
         finally:
             lock.release()
     values = dict(zip((n for n, _ in study.settings.objectives), row.values or (), strict=True))
-    winner = Winner(row.number, row.params, values, test, tuple(confirmed))
+    winner = Winner(row.number, row.options, values, test, tuple(confirmed))
     write_best(study, winner)
     return winner
 

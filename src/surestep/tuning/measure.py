@@ -72,9 +72,13 @@ class Measurements:
         planned = with_traced_step(plan_recipe(self._recipe, options).planned)
         plan, system, every = planned.plan, planned.system, list_knobs()
         candidates: dict[str, Any] = {}
+        present: dict[str, Any] = {}
         for name in knobs:
             try:
                 candidates[name] = [dict(one) for one in every[name].candidates(plan, system)]
+                if every[name].is_count:
+                    (option,) = candidates[name][0]
+                    present[option] = getattr(plan, option.replace(".", "_"))
             except NotTried as reason:
                 candidates[name] = str(reason)
         return {
@@ -82,6 +86,7 @@ class Measurements:
             "steps_per_epoch": plan.steps_per_epoch,
             "seed": plan.seed,
             "candidates": candidates,
+            "present": present,
             "machine": read_machine(system, plan.device),
             "intervals": {
                 "validation.every": str(plan.validation_every),
@@ -91,10 +96,10 @@ class Measurements:
         }
 
     def open(self, arm: str, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Open an arm, and take its first steps; return what its start cost."""
+        """Open an arm, and take its first steps."""
         made = self._arms[arm] = self._make_arm(options)
         made.warm_up()
-        return {"start_s": made.start_s, "skipped": made.skipped}
+        return {}
 
     def _make_arm(self, options: Mapping[str, Any]) -> Arm:
         recipe = plan_recipe(self._recipe, options)
@@ -116,8 +121,9 @@ class Measurements:
         return {}
 
     def take_window(self, arm: str, steps: int) -> dict[str, Any]:
-        """Time steps of an arm."""
-        return self._arms[arm].take_window(steps)
+        """Time steps of an arm, after its first epoch if one of the arms keeps images."""
+        revisits = any(one.keeps_images for one in self._arms.values())
+        return self._arms[arm].take_compared_window(steps, revisits=revisits)
 
     def measure_shares(self, arm: str, steps: int) -> dict[str, Any]:
         """Measure where the time of an arm's steps goes; return the shares, and lines about it."""

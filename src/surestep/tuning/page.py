@@ -33,7 +33,8 @@ def describe_page(report: Mapping[str, Any]) -> dict[str, Any]:
     """
     space = Space.from_json(report["space"])
     names = [one["name"] for one in report["objectives"]]
-    others = list_others(names, (parse_constraint(text).name for text in report["where"]))
+    constrained = [parse_constraint(text).name for text in report["where"]]
+    others = list_others(names, constrained, [trial["measured"] for trial in report["trials"]])
     return {
         **{key: report[key] for key in _SAME},
         "settings": _describe_settings(report["settings"]),

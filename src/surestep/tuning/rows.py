@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+MEASURED_OPTIONS = ("optim.lr",)  # which a trial measures before its first step, if it is "find"
+
 TrialState = Literal["finished", "pruned", "failed", "running", "waiting"]
 
 
@@ -25,7 +27,8 @@ class TrialRow:
         run: name of its run folder in `trials/`; None if it has none.
         reason: why it is pruned, failed or waiting, or which trial it repeats; else "".
         same_as: number of the earlier trial with the same values, whose result it has.
-        measured: metrics of its best evaluation, and "seconds", "parameters" and "peak_memory".
+        measured: metrics of its best evaluation, "seconds", "parameters" and "peak_memory", and
+            the values of MEASURED_OPTIONS that it found.
         is_feasible: it violates no constraint, or has not ended.
     """
 
@@ -41,6 +44,13 @@ class TrialRow:
     same_as: int | None = None
     measured: dict[str, float] = field(default_factory=dict)
     is_feasible: bool = True
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The value of each option of the space, and of those that the trial measured."""
+        return self.params | {
+            name: self.measured[name] for name in MEASURED_OPTIONS if name in self.measured
+        }
 
 
 @dataclass(frozen=True)

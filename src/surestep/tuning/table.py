@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from surestep.base.text import format_duration
 from surestep.tuning.dimension import format_exact, label_choices
+from surestep.tuning.rows import MEASURED_OPTIONS
 
 if TYPE_CHECKING:
     from surestep.tuning.dimension import Dimension
@@ -88,7 +89,7 @@ def tabulate_trials(
     best = set(find_best(rows, objectives) if starred is None else starred)
     has_reasons = any(row.reason for row in rows)
     names = [name for name, _ in objectives]
-    others = list_others(names, constrained)
+    others = list_others(names, constrained, [row.measured for row in rows])
     columns = ["trial", "state", *names, *others, "evaluations", WALL_TIME]
     cells = []
     for row in rows:
@@ -103,9 +104,17 @@ def tabulate_trials(
     return [*columns, *space.names, *["reason"] * has_reasons], cells
 
 
-def list_others(objectives: Sequence[str], constrained: Iterable[str]) -> list[str]:
-    """Return what constraints compare beside the objectives, each once."""
-    return [name for name in dict.fromkeys(constrained) if name not in objectives]
+def list_others(
+    objectives: Sequence[str],
+    constrained: Iterable[str],
+    measured: Sequence[Mapping[str, float]],
+) -> list[str]:
+    """Return what is shown beside the objectives, each once.
+
+    It is what constraints compare, and the options that trials measured.
+    """
+    found = [name for name in MEASURED_OPTIONS if any(name in values for values in measured)]
+    return [name for name in dict.fromkeys([*constrained, *found]) if name not in objectives]
 
 
 def shorten_reason(row: TrialRow) -> str:

@@ -65,7 +65,10 @@ def test_rates_fall_while_trainings_diverge():
 def test_suggestion_is_the_lowest_point_of_a_parabola(losses, power):
     lr, why = suggest(losses)
     assert lr == pytest.approx(0.1 * 3**power)
-    assert why == "the rate with the lowest loss at the end of 3 short trainings of 10 steps"
+    side = {0: "lower", 2: "higher"}.get(power)
+    beyond = f"; no {side} one was tried, which may be better" if side else ""
+    text = "the rate with the lowest loss at the end of 3 short trainings of 10 steps"
+    assert why == f"{text}{beyond}"
 
 
 def test_seeds_count_by_their_mean_and_one_that_diverged_rules_out_a_rate():
@@ -77,6 +80,30 @@ def test_seeds_count_by_their_mean_and_one_that_diverged_rules_out_a_rate():
     ]
     lr, _ = suggest_trained(trainings, 10, 10)
     assert lr == pytest.approx(0.3 * 3**0.5)  # of two that are equal
+
+
+@pytest.mark.parametrize(
+    ("losses", "power", "equal"),
+    [
+        ([(1.3, 1.0, 1.2), (1.0, 1.2, 1.1), (1.2, 1.1, 1.2), (2.0, 2.1, 2.2)], 1, 3),
+        ([(1.3, 1.0, 1.2), (1.0, 1.2, 1.1), (1.3, 1.5, 1.4), (2.0, 2.1, 2.2)], 0.5, 2),
+        (
+            [(9.0, 9.0, 9.0), (1.2, 1.4, 1.3), (1.0, 1.2, 1.1), (1.2, 1.4, 1.3)],
+            2,
+            1,
+        ),  # always better
+        ([(9.0, 9.0, 9.0), (1.0, 2.0, 3.0), (1.0, 1.9, math.inf), (9.0, 9.0, 9.0)], 0.5, 1),
+    ],
+)
+def test_rates_that_are_equal_within_the_noise_of_their_seeds_count_by_their_middle(
+    losses, power, equal
+):
+    rates = [0.1 * 3**number for number in range(len(losses))]
+    trainings = [RateTraining(lr, of_rate) for lr, of_rate in zip(rates, losses, strict=True)]
+    lr, why = suggest_trained(trainings, 10, 10)
+    assert lr == pytest.approx(0.1 * 3**power, rel=0.02)
+    start = "the rate with the lowest loss at" if equal == 1 else f"the middle of {equal} rates"
+    assert why.startswith(start)
 
 
 def test_no_rate_is_suggested_if_all_diverged():

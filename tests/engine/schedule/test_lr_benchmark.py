@@ -47,7 +47,7 @@ def test_valley_is_the_middle_of_the_longest_descent():
 
 
 @pytest.mark.slow("needs every library of dev-all")
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # at the import of ignite
+@pytest.mark.filterwarnings("ignore:.torch.jit..* is deprecated")  # at their imports
 @pytest.mark.parametrize("seed", range(5))
 def test_rules_of_lightning_and_ignite_are_those_of_the_packages(seed):
     needs("lightning")

@@ -7,7 +7,7 @@ each is FACTOR times the one before. What is compared is the loss at the end of 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, geometric_mean, stdev
 
 FACTOR = 3.0  # from one rate to the next
 FIRST, MOST = 3, 5  # rates that are tried: first, and with those that follow on the better side
@@ -64,21 +64,27 @@ def suggest_trained(
     if not any(math.isfinite(one.loss) for one in trainings):
         return None, f"all {len(trainings)} short trainings diverged; test lower rates"
     factor = max(steps / total, 1 / LONGEST) ** LONGER
-    why = f"the lowest loss at the end of {len(trainings)} short trainings of {steps} steps"
+    tried, at = _find_best(trainings)
+    equal = [one.lr for one in tried if _is_equal(one, tried[at])]
+    lr, why, beyond = _find_minimum(tried, at), "the rate with the lowest loss", ""
+    if len(equal) == 1 and at in (0, len(tried) - 1):
+        side = "higher" if at else "lower"
+        beyond = f"; no {side} one was tried, which may be better"
+    if len(equal) > 1:
+        lr = geometric_mean(equal)
+        why = f"the middle of {len(equal)} rates with the lowest losses, equal within their noise,"
+    why = f"{why} at the end of {len(trainings)} short trainings of {steps} steps"
     if factor < 1:
-        why = f"{factor:.2g} times the rate with {why}, for a run of {total}"
-    else:
-        why = f"the rate with {why}"
-    return factor * _find_minimum(trainings), why
+        why = f"{factor:.2g} times {why}, for a run of {total}"
+    return factor * lr, f"{why}{beyond}"
 
 
-def _find_minimum(trainings: Sequence[RateTraining]) -> float:
-    """Return the rate of the lowest loss, on a parabola through it and its two neighbors.
+def _find_minimum(tried: Sequence[RateTraining], at: int) -> float:
+    """Return the lowest point of a parabola through the best rate and its two neighbors.
 
     It is closer to the better neighbor: at most by the square root of FACTOR, for one that is as
     good, or if the other one diverged.
     """
-    tried, at = _find_best(trainings)
     if not 0 < at < len(tried) - 1:
         return tried[at].lr
     left, right = (tried[at + side].loss - tried[at].loss for side in (-1, 1))
@@ -87,6 +93,14 @@ def _find_minimum(trainings: Sequence[RateTraining]) -> float:
     else:
         shift = 0.5 * (left - right) / (left + right) if left + right else 0.0
     return tried[at].lr * math.pow(FACTOR, shift)
+
+
+def _is_equal(one: RateTraining, best: RateTraining) -> bool:
+    """Return whether the mean loss is the lowest, within the standard error over the seeds."""
+    differences = [loss - lowest for loss, lowest in zip(one.losses, best.losses, strict=True)]
+    if len(differences) < 2 or not math.isfinite(one.loss):
+        return one is best
+    return fmean(differences) <= stdev(differences) / math.sqrt(len(differences))
 
 
 def _find_best(trainings: Sequence[RateTraining]) -> tuple[list[RateTraining], int]:
