@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 from benchmarks.gpu import schedule, wheels
-from benchmarks.gpu.measure import MEASURES, find_measure, measure_steps
+from benchmarks.gpu.measure import MEASURES, find_measure, measure_steps, read_rungs
 from benchmarks.gpu.page import make_page
 from benchmarks.gpu.parts import NAMES, PARTS, Part
 from benchmarks.gpu.schedule import PartResult, run_parts
+
+from tests.tuning.speed.fakes import FakeMeasurer, climb, make_knob
 
 ROOT = Path(__file__).parent.parent
 GOOD = """print('{"task": "a", "us a step": 12.5}', flush=True)"""
@@ -100,6 +102,24 @@ def test_order_is_that_of_worth_and_every_part_has_a_measure():
     assert NAMES.keys() - MEASURES.keys() == {n for n in NAMES if n.startswith("steps.")}
     for name in NAMES:
         assert callable(find_measure(name, Path()))
+
+
+def test_rungs_are_those_of_the_file_that_a_tuning_writes():
+    fake = FakeMeasurer({"a=1": 0.5}, {"a": [{"a": 1}], "b": "no GPU"}, noise=0.0)
+    tuned = climb(fake, make_knob("a"), make_knob("b")).result.as_json()
+    rows = list(read_rungs(json.loads(json.dumps(tuned))))
+    names = ["as it is", "a=1", "b", "all that is kept, of the first"]
+    assert [row["rung"] for row in rows] == names
+    assert [row.get("ms a step") for row in rows] == [
+        pytest.approx(100),
+        pytest.approx(50),
+        None,
+        None,
+    ]
+    assert [row.get("ratio") for row in rows[1:]] == [pytest.approx(0.5), None, pytest.approx(0.5)]
+    assert rows[2]["outcome"] == "not tried: no GPU"
+    page = make_page([PartResult("tune", "surestep tune images", rows)], {})
+    assert "| a=1 | 50 | 0.5 | [0.500, 0.500] | kept |" in page
 
 
 def test_wheels_are_those_of_the_package_without_torch(monkeypatch, tmp_path):

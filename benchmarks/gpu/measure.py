@@ -215,16 +215,40 @@ def measure_watch(device: str, seconds: float, folder: Path) -> Iterator[Row]:
 
 
 def measure_tune(device: str, seconds: float, folder: Path) -> Iterator[Row]:
-    """Run `surestep tune images`; return the lines that it prints."""
+    """Run `surestep tune images`; return its rungs, also if it fails on the way."""
     command = [sys.executable, "-m", "surestep", "tune"]
     if subprocess.run([*command, "--help"], capture_output=True).returncode:
         raise SystemExit("this surestep has no command tune")
     options = ["--minutes", f"{seconds / 60:.2f}", "--allow", "numbers", "--out", str(folder / "t")]
     answer = subprocess.run([*command, "images", *options], capture_output=True, text=True)
-    for line in answer.stdout.splitlines():
-        yield {"line": line}
+    written = folder / "t/tune.json"
+    if written.exists():
+        yield from read_rungs(json.loads(written.read_text()))
     if answer.returncode:
         raise SystemExit(answer.stderr.strip()[-200:])
+
+
+def read_rungs(tuned: Mapping[str, Any]) -> Iterator[Row]:
+    """Yield the rungs of a tune.json, with the run as it is before and the totals after them."""
+    if tuned["step_s"] is not None:
+        yield {"rung": "as it is", "ms a step": tuned["step_s"] * 1e3}
+    for rung in tuned["rungs"]:
+        options = ", ".join(f"{name}={value}" for name, value in rung["options"].items())
+        times = {} if rung["step_s"] is None else {"ms a step": rung["step_s"][1] * 1e3}
+        outcome = ": ".join(filter(None, (rung["outcome"], rung["reason"])))
+        measured = {**times, **_show_interval(rung["interval"])}
+        yield {"rung": options or rung["knob"], **measured, "outcome": outcome}
+    totals = {"kept": tuned["total"], "proposed too": tuned["total_proposed"]}
+    for name, total in totals.items():
+        if total is not None:
+            yield {"rung": f"all that is {name}, of the first", **_show_interval(total["interval"])}
+
+
+def _show_interval(interval: Mapping[str, float] | None) -> Row:
+    if interval is None:
+        return {}
+    span = f"[{interval['low']:.3f}, {interval['high']:.3f}]"
+    return {"ratio": interval["ratio"], "interval": span}
 
 
 MEASURES: Mapping[str, Callable[..., Iterator[Row]]] = {

@@ -10,9 +10,13 @@ import torch
 from surestep.engine.distributed.launcher_env import NPROC_VARIABLE
 from surestep.engine.distributed.stop_signals import CTRL_C
 from surestep.engine.plan.system import read_system
+from surestep.record.run import Run
+from surestep.reports.describe_run import describe_run
+from surestep.reports.tuned import describe_tuned
 from surestep.tuning.speed import tune
 from surestep.tuning.speed.machine import read_machine, report_other_machine
 from surestep.tuning.speed.measuring_process import MeasuringFailed
+from surestep.tuning.speed.table import COLUMNS
 from tests.tuning.speed.fakes import FakeMeasurer
 
 MACHINE = {"device": "cpu (AVX2)", "cpus": 2, "torch": "2.13.0"}
@@ -60,6 +64,23 @@ def test_tables_files_and_the_next_command(tuned, folder):
     assert about["recipe"] == "mine"
     assert '# precision = "bf16"' in (folder / "t/tuned.toml").read_text()
     assert "Speed of mine" in (folder / "t/report.html").read_text()
+
+
+def test_report_of_a_run_shows_the_rungs_that_chose_its_options(tuned, surestep, recipe, folder):
+    assert tuned("--out", "t", "--allow", "numbers", "--knobs", "bf16").code == 0
+    words = ("--config", "t/tuned.toml", "--max-steps", "2", "--run", "r")
+    assert surestep("train", recipe(), *words).code == 0
+    shown = describe_run(Run(folder / "r"), "r")["tuned"]
+    assert shown["columns"] == list(COLUMNS)
+    assert [row[0] for row in shown["rows"]] == ["as it is", "precision=bf16"]
+    assert f"folder {folder / 't'}" in shown["about"]
+    assert surestep("train", recipe(), "--max-steps", "2", "--run", "plain").code == 0
+    assert describe_run(Run(folder / "plain"), "plain")["tuned"] is None
+
+
+@pytest.mark.parametrize("table", [3, [], [["a"]], [["a"], ["b", "c"]], [["a"], 3]])
+def test_table_of_rungs_that_is_not_one_is_not_shown(table):
+    assert describe_tuned({"tuned": {"rungs": table}}) is None
 
 
 def test_what_changes_the_numbers_is_taken_if_that_is_allowed(tuned, folder):

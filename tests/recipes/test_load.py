@@ -30,7 +30,7 @@ def test_built_in_recipe_loads_by_its_name(name):
     recipe = load(name)
     assert recipe.name == name
     assert recipe.path == SHIPPED / f"{name}.py"
-    assert recipe.config.set_options()["batch_size"] in (32, 64)
+    assert recipe.config.set_options()["batch_size"] in (16, 32, 64)
     assert recipe.module.__doc__
 
 
@@ -229,6 +229,7 @@ def test_every_way_to_bind_the_function_is_accepted(recipe, folder, source):
     ("name", "module", "package"),
     [
         ("tabular", "sklearn", "scikit-learn"),
+        ("images", "PIL", "pillow"),
         ("imbalanced", "sklearn", "scikit-learn"),
         ("hf", "transformers", "transformers"),
     ],

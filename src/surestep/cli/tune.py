@@ -87,13 +87,15 @@ def run(words: list[str]) -> int:
 
 
 def _print(result: TuneResult, folder: Path, recipe: str) -> None:
-    from surestep.tuning.speed.table import COLUMNS, summarize, tabulate_rungs
+    from surestep.tuning.speed.table import COLUMNS, list_unused, summarize, tabulate_rungs
     from surestep.tuning.speed.write import CONFIG, PAGE, TITLES
 
     if result.stopped:
         print_escaped(f"Stopped by {result.stopped}. This is what is known so far.")
     for keeps_numbers, title in TITLES.items():
         show.print_table(title, COLUMNS, tabulate_rungs(result, keeps_numbers=keeps_numbers))
+        if unused := list_unused(result, keeps_numbers=keeps_numbers):
+            print_escaped(unused)
     for sentence in summarize(result):
         print_escaped(sentence)
     print_escaped(f"Report: {folder / PAGE}")

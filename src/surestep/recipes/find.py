@@ -24,6 +24,7 @@ BUILT_IN = (
     "finetune",
     "gan",
     "hf",
+    "images",
     "imbalanced",
     "segment",
     "spiral",

@@ -36,6 +36,9 @@ class FakeMeasurer(Measurer):
         found: candidates of each knob, or a function of the options that returns them.
         noise: standard deviation of the logarithm of a window.
         start_s: by an option, what the start takes with it.
+        first_epoch_s: by an option, what the first epoch takes longer with it.
+        opening_s: by an option, what it takes to open an arm with it.
+        present: the counts that the run has.
         failing: by an option, how it fails.
         kind: of that failure.
         unlike: options that change the numbers.
@@ -45,12 +48,13 @@ class FakeMeasurer(Measurer):
 
     def __init__(self, factors, found, **more):
         self.factors, self.found = factors, found
-        self.noise, self.start_s, self.failing = 0.02, {}, {}
+        self.noise, self.start_s, self.first_epoch_s, self.failing = 0.02, {}, {}, {}
+        self.opening_s, self.present = {}, {}
         self.no_shares = self.kind = ""
         self.unlike, self.losses, self.wait, self.run = (), {}, 0.5, {}
         self.whole = WHOLE
         self.__dict__.update(more)
-        self.now, self.rng, self.opened = 0.0, random.Random(0), []
+        self.now, self.rng, self.opened, self.limits = 0.0, random.Random(0), [], []
 
     def close(self):
         self.is_closed = True
@@ -63,25 +67,29 @@ class FakeMeasurer(Measurer):
         found = {name: one(options) if callable(one) else one for name, one in found.items()}
         run = {"total_steps": 1000, "steps_per_epoch": 50, "seed": 0, "machine": {}}
         run["intervals"] = {"validation.every": "1 epoch", "checkpoint.every": "5 minutes"}
-        return {**run, **self.run, "candidates": found}
+        return {**run, **self.run, "candidates": found, "present": self.present}
 
     @contextmanager
     def open_pair(self, present, candidate, *, is_process_wide):
         self.opened.append((dict(present), dict(candidate)))
+        self.limits.append(self.limit_s)
         for word in words(candidate):
+            self.now += self.opening_s.get(word, 0)
             if word in self.failing:
                 raise MeasuringFailed(self.failing[word], self.kind)
 
         def take(number):
             self.now += WINDOW_S
-            seconds = self.step_s((present, candidate)[number])
-            return {"seconds": seconds, "wait_s": seconds * self.wait}
+            options = (present, candidate)[number]
+            seconds = self.step_s(options)
+            return {
+                "seconds": seconds,
+                "wait_s": seconds * self.wait,
+                "start_s": 1.0 + sum(self.start_s.get(word, 0) for word in words(options)),
+                "first_epoch_s": sum(self.first_epoch_s.get(word, 0) for word in words(options)),
+            }
 
-        starts = tuple(
-            1.0 + sum(self.start_s.get(word, 0) for word in words(one))
-            for one in (present, candidate)
-        )
-        yield PairOfArms(take, starts, self.rng)
+        yield PairOfArms(take, self.rng)
 
     def step_s(self, options):
         factor = math.prod(self.factors.get(word, 1.0) for word in words(options))

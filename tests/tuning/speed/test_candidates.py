@@ -27,6 +27,7 @@ COMPILED = [{"compile": "default"}, {"compile": "max-autotune"}]
 BY_BLOCK = {"compile": "default", "compile_blocks": True}
 REPLAYED = {"compile": "reduce-overhead"}
 FOUR_CORES = replace(FACTS, cpus=4)
+SIX_CORES = replace(FACTS, cpus=6, threads=6)
 TWO_RANKS = replace(FACTS, cpus=4, launched=LaunchInfo(0, 2, 0, 2, "torchrun"))
 ACCELERATE = replace(FACTS, accelerate=AccelerateConfig())
 PILLOW = replace(FACTS, extras=("PIL",), memory=8e9)
@@ -35,6 +36,10 @@ MEMORY = replace(GPU, cuda_memory=(40,))
 
 def workers(*counts):
     return [{"data.num_workers": count} for count in counts]
+
+
+def split(count, threads):
+    return {"data.num_workers": count, "num_threads": threads}
 
 
 def ahead(*counts):
@@ -52,6 +57,20 @@ TRIED = [
     ("workers", TWO_RANKS, GIVEN, {}, workers(1, 2, 4)),
     ("workers", GPU, GIVEN, {}, workers(0, 1, 2, 8, 10)),
     ("workers", FACTS, STREAM, {"max_steps": 5}, workers(1)),
+    (
+        "workers_and_threads",
+        SIX_CORES,
+        GIVEN,
+        {},
+        [split(1, 5), split(2, 4), split(4, 2), split(6, 1)],
+    ),
+    (
+        "workers_and_threads",
+        SIX_CORES,
+        GIVEN,
+        LOADING | {"num_threads": 4},
+        [split(4, 2), split(6, 1)],
+    ),
     (
         *("persistent_workers", FACTS, GIVEN),
         {"data": {"num_workers": 2, "persistent_workers": False}},
@@ -138,6 +157,9 @@ NOT_TRIED = [
     ("workers", FACTS, replace(GIVEN, no_data=True), {"max_steps": 5}, "no training data"),
     ("workers", replace(FACTS, is_daemon=True), GIVEN, {}, "daemon"),
     ("workers", FACTS, LOADED, {}, "num_workers=3: set it there"),
+    ("workers_and_threads", GPU, GIVEN, {}, "the device is cuda"),
+    ("workers_and_threads", SIX_CORES, GIVEN, {"num_threads": 1}, "no worker would get a core"),
+    ("workers_and_threads", SIX_CORES, replace(GIVEN, in_memory=True), {}, "tensors in memory"),
     ("persistent_workers", FACTS, GIVEN, {}, "no workers"),
     ("persistent_workers", FACTS, GIVEN, LOADING, "persist already"),
     ("persistent_workers", FACTS, LOADED, {}, "persistent_workers=False: set it there"),

@@ -133,10 +133,14 @@ def test_overhead_of_the_timers_is_in_the_lines_above_3_percent(measured):
 def test_shares_of_a_real_clock_are_near(monkeypatch):
     monkeypatch.undo()
     monkeypatch.setitem(globals(), "sleep", time.sleep)
-    with open_slow() as (loop, steps):
-        found = measure_shares(loop, steps, count=1, rounds=1)
-    for part, seconds in PARTS.items():
-        assert found.shares[part] == pytest.approx(seconds / sum(PARTS.values()), abs=0.1)
+    expected = {part: seconds / sum(PARTS.values()) for part, seconds in PARTS.items()}
+    for is_last in (False, False, False, False, True):  # a busy machine may delay a sleep
+        with open_slow() as (loop, steps):
+            shares = measure_shares(loop, steps, count=1, rounds=1).shares
+        found = {part: shares[part] for part in PARTS}
+        if found == pytest.approx(expected, abs=0.1):
+            break
+        assert not is_last, found
 
 
 def test_parts_add_up_to_a_step(measured):

@@ -57,6 +57,12 @@ class SharedStore:
             return len(self._entries)
 
     @property
+    def used(self) -> int:
+        """The bytes that are used."""
+        end: int = _HEAD.unpack_from(self._memory, 0)[0]
+        return end
+
+    @property
     def is_full(self) -> bool:
         """Whether an entry did not fit."""
         return bool(_HEAD.unpack_from(self._memory, 0)[1])

@@ -393,6 +393,11 @@ class MapStyleSource:
     def __len__(self) -> int:
         return len(self.dataset)
 
+    @property
+    def decoded(self) -> "DecodedImages | None":
+        """The images that are kept decoded; None if none are."""
+        return self._seeded.decoded
+
     def read(self, epoch: int, order: Tensor | None, ranges: Iterable[range]) -> Iterator[Any]:
         """Yield collated micro-batches, which workers load ahead."""
         self._requests.epoch, self._requests.order = epoch, order

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from surestep.base.processes import list_children
+from surestep.engine.data.sources import MapStyleSource
 from surestep.engine.device import wait_for
 from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.model.precision import torch_settings
@@ -26,10 +27,11 @@ from surestep.record.pretrained import load_init_weights
 from surestep.trainer.build import build
 from surestep.trainer.planning import PreparedTask, plan_task
 from surestep.trainer.range_test import fit_without_record
-from surestep.tuning.speed.time_shares import TimeShares, measure_shares
+from surestep.tuning.speed.time_shares import TimeShares, count_steps, measure_shares
 
 _STEPS_WITHOUT_END = 2**40
 _WARM_UP = 2  # steps, of which the first may compile
+_VISITED_WINDOWS = 3  # whose images are kept before one is timed: two processes take so many
 _POLL_S = 0.02
 _BUSY = 0.01  # of a core: a worker above it is not idle
 _LONGEST_WAIT_S = 5.0  # for workers to fill their buffers
@@ -70,6 +72,8 @@ class Arm:
             was paused.
         start_s: how long it took to build the loop and to take the first steps, beyond what such
             steps take later.
+        first_epoch_s: how much longer the first epoch takes, in which images are decoded that are
+            kept.
 
     Args:
         recipe: what to train.
@@ -90,7 +94,9 @@ class Arm:
             built.loop.attach(parts, notify=lambda text: None)
             if planned.fits and world.size == 1:
                 fit_without_record(built.loop, planned)
-        self._loop = built.loop
+        self._loop, self._world = built.loop, world
+        self._visited = 0  # steps at the start of an epoch, whose images are kept
+        self.first_epoch_s = 0.0
         self._start_steps()
         self.start_s = time.perf_counter() - started
 
@@ -109,6 +115,83 @@ class Arm:
         self._loop.log.pending.clear()
         self._loop.state.progress = Progress()
         self._start_steps()
+
+    @property
+    def keeps_images(self) -> bool:
+        """Whether images are decoded in the first epoch only."""
+        return self.plan.data_keep_decoded is not None
+
+    def take_compared_window(self, steps: int, *, revisits: bool) -> dict[str, float]:
+        """Take a window; return it with what the start and the first epoch take longer.
+
+        Args:
+            steps: that are timed.
+            revisits: one of the arms that are compared keeps images, so both read samples that
+                were read before.
+        """
+        if revisits:
+            count = self.skipped + steps
+            self._return_to_visited(_VISITED_WINDOWS * count, count)
+        start = {"start_s": self.start_s, "first_epoch_s": self.first_epoch_s}
+        return {**self.take_window(steps), **start}
+
+    def _return_to_visited(self, needed: int, count: int) -> None:
+        """Let the next steps read samples that were read before, as from the second epoch on.
+
+        An epoch may take too long for that, so it is the start of one, again and again.
+
+        Args:
+            needed: steps to visit, as far as an epoch has them.
+            count: the next steps.
+        """
+        epoch: int = self.plan.steps_per_epoch
+        known = min(2 * (_WARM_UP + self.skipped), epoch // 2)  # the first steps have loaded them
+        needed = min(1 + known + needed, epoch)  # one is taken when it begins again
+        if self._visited < needed:
+            self._visited = self._visit(known, needed) if self.keeps_images else needed
+            self._begin_again()
+        if self._visited < epoch and self._loop.state.progress.step + count > self._visited:
+            self._begin_again()
+
+    def _visit(self, known: int, steps: int) -> int:
+        """Read the first samples twice, and note how much longer the first time takes.
+
+        Args:
+            known: steps whose samples were read before.
+            steps: to take.
+
+        Returns:
+            Steps whose images are kept: all of an epoch if not all of its images will be.
+        """
+        epoch: int = self.plan.steps_per_epoch
+        timed = max(1, steps - 1 - known)
+        first_s = self._time_first(known, timed)
+        if steps < epoch and self._is_too_much(epoch / steps):
+            rest_s = self.take_window(epoch - steps, skipped=0)["seconds"]
+            first_s = (steps * first_s + (epoch - steps) * rest_s) / epoch
+            known, steps, timed = 0, epoch, epoch
+        longer_s = epoch * (first_s - self._time_first(known, timed))
+        self.first_epoch_s = max(self.first_epoch_s, longer_s)
+        return steps
+
+    def _time_first(self, skipped: int, steps: int) -> float:
+        """Begin again; return the seconds of one of the steps after those that are skipped."""
+        self._begin_again()
+        return self.take_window(steps, skipped)["seconds"]
+
+    def _is_too_much(self, times: float) -> bool:
+        """Return whether so many times the images that are kept would not fit, on any rank."""
+        source = self._loop.loader.source
+        if not isinstance(source, MapStyleSource) or source.decoded is None:
+            return False
+        store = source.decoded.store
+        return self._world.all_reduce_sum([store.used * times > store.size])[0] > 0
+
+    def _begin_again(self) -> None:
+        """Continue at the first position of the data, with workers that have loaded it."""
+        self.rewind()
+        with self._running():
+            self._take(1)
 
     def take_window(self, steps: int, skipped: int | None = None) -> dict[str, float]:
         """Time steps; return the seconds of one, and how many of them it waited for data.
@@ -129,6 +212,9 @@ class Arm:
 
     def measure_shares(self, steps: int) -> TimeShares:
         """Measure where the time of a step goes, in windows of some steps."""
+        if self.keeps_images:
+            needed = self.skipped + count_steps(steps)
+            self._return_to_visited(needed, needed)
         with self._running():
             self._take(self.skipped)
             shares = measure_shares(self._loop, self._steps, count=steps)

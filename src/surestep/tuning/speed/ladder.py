@@ -5,12 +5,13 @@ them. Of each kind, the knob comes first that can shorten the largest share of t
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from statistics import fmean, median, stdev
 from typing import Any
 
-from surestep.base.text import format_count
+from surestep.base.text import format_count, format_duration
 from surestep.tuning.speed.interval import (
     LOOKS,
     Interval,
@@ -22,7 +23,7 @@ from surestep.tuning.speed.knob import PARTS, Knob, Options
 from surestep.tuning.speed.measurer import Measurer
 from surestep.tuning.speed.measuring_process import HUNG, MeasuringFailed
 from surestep.tuning.speed.pair import Pair
-from surestep.tuning.speed.result import Curves, Rung, TuneResult
+from surestep.tuning.speed.result import Curves, Rung, Total, TuneResult
 
 _WINDOWS = 600  # of one arm that the whole time is enough for: so long is one
 _WINDOW_S = (0.05, 2.0)  # shortest and longest
@@ -42,6 +43,9 @@ _FEW_STEPS = 20  # of a run, in which hardly anything pays back
 # How many times as long a step takes whose tensors are hashed: 1.8 with the recipe digits, and 10
 # with spiral, whose model is small.
 _RECORDING = 4.0
+_SLOW_START = 0.5  # of its share that a knob weighs, if its start is slow
+_KNOB_SHARE = 0.2  # of the whole time, for one knob; more if few are left
+_LEAST_ANSWER_S = 10.0  # that an answer may take at the end of a knob's time
 
 
 class Ladder:
@@ -72,9 +76,10 @@ class Ladder:
         self._allows_numbers, self._save, self._now = allows_numbers, save, now
         self._seconds, self._end = seconds, now() + seconds
         self._last_rung = self._end - _TOTALS_SHARE * seconds
-        self._step_s = self._start_s = 0.0  # of the options so far
+        self._step_s = self._start_s = self._first_epoch_s = 0.0  # of the options so far
         self._error = 1.0
         self._shares: dict[str, float] = {}  # of the parts of a step, with the options so far
+        self._limit_s = measurer.limit_s
         self._found: tuple[dict[str, Any], dict[str, Any]] = ({}, {})  # for some options
 
     def climb(self) -> None:
@@ -86,7 +91,10 @@ class Ladder:
         result = self._result
         result.run = self._measurer.describe(result.fixed, list(self._knobs))
         found = result.run.pop("candidates")
-        self._found = dict(result.fixed), found
+        self._found = (
+            dict(result.fixed),
+            {"candidates": found, "present": result.run.pop("present")},
+        )
         rungs = sum(_LATER if isinstance(one, str) else len(one) for one in found.values())
         result.comparisons = rungs + _AGAIN
         self._error = share_error(result.comparisons + _TOTALS)
@@ -94,6 +102,7 @@ class Ladder:
         self._measure_whole()
         result.notes += self._describe_limits()
         self._save()
+        count = len(self._knobs)
         for keeps_numbers in (True, False):
             left = [one for one in self._knobs.values() if one.keeps_numbers is keeps_numbers]
             while left:
@@ -101,7 +110,9 @@ class Ladder:
                 usable = [one for one in left if not isinstance(self._find_candidates(one), str)]
                 knob = max(usable or left, key=self._weigh)
                 left.remove(knob)
-                self._try_knob(knob)
+                left_s = self._last_rung - self._now()
+                self._try_knob(knob, max(_KNOB_SHARE * self._seconds, left_s / max(1, count)))
+                count -= 1
         self._measure_totals()
 
     def _options(self) -> dict[str, Any]:
@@ -113,8 +124,9 @@ class Ladder:
         return self._end - self._now()
 
     def _weigh(self, knob: Knob) -> float:
-        """Return the share of the time that a knob can shorten."""
-        return sum(self._shares.get(part, 0.0) for part in knob.shares)
+        """Return the share of the time that a knob can shorten, less if its start is slow."""
+        share = sum(self._shares.get(part, 0.0) for part in knob.shares)
+        return share * (_SLOW_START if knob.starts_slowly else 1.0)
 
     def _measure_noise(self) -> None:
         """Compare the run with itself, in windows that are long enough."""
@@ -133,6 +145,7 @@ class Ladder:
         result = self._result
         result.noise = noise
         self._start_s = pair.start_s[1]  # the first start also imports
+        self._first_epoch_s = max(pair.first_epoch_s)
         result.step_s = self._step_s = median([*pair.step_s[0], *pair.step_s[1]])
         others = [part for part in PARTS if part != "data"]
         self._shares = dict.fromkeys(others, 1.0)  # until they are measured
@@ -198,47 +211,81 @@ class Ladder:
         self._shares = {part: share / total * (1 - wait) for part, share in others.items()}
         self._shares["data"] = wait
 
-    def _try_knob(self, knob: Knob) -> None:
-        """Try the candidates of a knob, one after another, each against what is kept by then."""
+    def _try_knob(self, knob: Knob, seconds: float) -> None:
+        """Try the candidates of a knob, one after another, each against what is kept by then.
+
+        Args:
+            knob: to try.
+            seconds: that it may take.
+        """
         found = self._find_candidates(knob)
         if isinstance(found, str):
             self._add(Rung(knob.name, knob.title, knob.keeps_numbers, reason=found))
             return
-        has_hung = False
+        end, tried, has_hung = self._now() + seconds, list[Rung](), False
         for options in found:
             rung = Rung(knob.name, knob.title, knob.keeps_numbers, dict(options))
+            tried.append(rung)
             if has_hung:
                 rung.reason = "there was no answer with the options above"
-                self._add(rung)
-                continue
-            try:
-                self._try_rung(rung, knob)
-            except MeasuringFailed as failed:
-                rung.outcome, rung.reason = "failed", str(failed)
-                has_hung = failed.kind == HUNG
+            elif worse := self._find_worse(knob, rung, tried):
+                rung.reason = f"it is beyond {worse}"
+            elif end <= self._now() < self._last_rung:
+                rung.reason = f"the options above took the {format_duration(seconds)} of one knob"
+            else:
+                try:
+                    self._try_rung(rung, knob, end)
+                except MeasuringFailed as failed:
+                    rung.outcome, rung.reason = "failed", str(failed)
+                    has_hung = failed.kind == HUNG
             self._add(rung)
             if knob.keeps_numbers and not rung.keeps_numbers:  # neither do the others
                 self._knobs[knob.name] = replace(knob, keeps_numbers=False)
                 break
+
+    def _find_worse(self, knob: Knob, rung: Rung, tried: Sequence[Rung]) -> str:
+        """Return which count between the present one and that of a rung is worse; "" if none."""
+        if not knob.is_count:
+            return ""
+        ((name, count),) = rung.options.items()
+        present = self._options().get(name, self._found[1]["present"].get(name))
+        if not isinstance(present, int):
+            return ""
+        for one in tried:
+            is_slower = one.interval is not None and one.interval.ratio >= 1
+            other = one.options[name]
+            is_between = present < other < count or count < other < present
+            if is_between and (is_slower or one.outcome == "failed"):
+                return f"{name}={other}, which {'is slower' if is_slower else 'failed'}"
+        return ""
 
     def _find_candidates(self, knob: Knob) -> Sequence[Options] | str:
         """Return what a knob has to try beside the options so far, or why nothing."""
         options = self._options()
         if self._found[0] != options:
             try:
-                found = self._measurer.describe(options, list(self._knobs))["candidates"]
+                found = self._measurer.describe(options, list(self._knobs))
             except MeasuringFailed as failed:
                 reason = f"what is kept so far could not be planned: {failed}"
-                found = dict.fromkeys(self._knobs, reason)
+                found = {"candidates": dict.fromkeys(self._knobs, reason)}
             self._found = options, found
-        candidates: Sequence[Options] | str = self._found[1][knob.name]
+        candidates: Sequence[Options] | str = self._found[1]["candidates"][knob.name]
         return candidates
 
     def _add(self, rung: Rung) -> None:
         self._result.rungs.append(rung)
         self._save()
 
-    def _try_rung(self, rung: Rung, knob: Knob) -> None:
+    @contextmanager
+    def _limit_answers(self, seconds: float) -> Iterator[None]:
+        """Let an answer take so long meanwhile, also if none comes."""
+        self._measurer.limit_s = seconds
+        try:
+            yield
+        finally:
+            self._measurer.limit_s = self._limit_s
+
+    def _try_rung(self, rung: Rung, knob: Knob, knob_end: float) -> None:
         present = self._options()
         candidate = {**present, **rung.options}
         left_s = self._last_rung - self._now()
@@ -249,14 +296,19 @@ class Ladder:
         if made >= self._result.comparisons:
             rung.reason = f"the intervals hold for {self._result.comparisons} comparisons"
             return
-        with self._measurer.open_pair(
-            present, candidate, is_process_wide=knob.is_process_wide
-        ) as pair:
-            end = self._now() + left_s / 2
+        answer_s = max(_LEAST_ANSWER_S, knob_end - self._now())
+        with (
+            self._limit_answers(min(self._limit_s, answer_s)),
+            self._measurer.open_pair(
+                present, candidate, is_process_wide=knob.is_process_wide
+            ) as pair,
+        ):
+            end = min(knob_end, self._now() + left_s / 2)
             may_continue = lambda: self._now() < end  # noqa: E731
             rung.interval = compare_rounds(pair.measure_round, self._error, may_continue)
         if rung.interval is None:
-            rung.reason = "out of time"
+            is_over = knob_end <= self._now() < self._last_rung
+            rung.reason = "its start took the time of one knob" if is_over else "out of time"
             return
         rung.step_s = (median(pair.step_s[0]), median(pair.step_s[1]))
         before_s = pair.start_s[0] if knob.is_process_wide else self._start_s
@@ -264,28 +316,39 @@ class Ladder:
         if not rung.interval.wins:
             rung.outcome, rung.reason = "not taken", "no faster beyond the noise"
             return
-        saved_s = self._step_s * (1 - rung.interval.ratio)
-        rung.break_even = int(rung.start_s / saved_s) + 1
-        if rung.break_even > self._result.run["total_steps"]:
-            rung.outcome = "not taken"
-            rung.reason = (
-                f"its start takes {rung.start_s:.3g} s more, which it saves after step "
-                f"{rung.break_even}; the run has {self._result.run['total_steps']}"
-            )
+        if knob.begins_in_epoch_2:
+            rung.first_epoch_s = pair.first_epoch_s[1]
+        if not self._pays_back(rung, rung.interval):
             return
-        self._check_numbers(rung, present, candidate)
+        self._check_numbers(rung, knob, present, candidate)
         if rung.outcome in ("kept", "proposed"):
             self._start_s += rung.start_s
+            self._first_epoch_s += rung.first_epoch_s
             self._step_s *= rung.interval.ratio
             self._note_wait(pair, 1)
 
+    def _pays_back(self, rung: Rung, interval: Interval) -> bool:
+        """Find the step after which a rung has saved what its start takes longer."""
+        longer_s = (rung.start_s or 0.0) + rung.first_epoch_s
+        rung.break_even = int(longer_s / (self._step_s * (1 - interval.ratio))) + 1
+        steps: int = self._result.run["total_steps"]
+        if rung.break_even <= steps:
+            return True
+        start = "start and first epoch take" if rung.first_epoch_s else "start takes"
+        rung.outcome = "not taken"
+        rung.reason = (
+            f"its {start} {longer_s:.3g} s more, which it saves after step {rung.break_even}; "
+            f"the run has {steps}"
+        )
+        return False
+
     def _check_numbers(
-        self, rung: Rung, present: Mapping[str, Any], candidate: Mapping[str, Any]
+        self, rung: Rung, knob: Knob, present: Mapping[str, Any], candidate: Mapping[str, Any]
     ) -> None:
         """Prove that a rung keeps the numbers, or draw its loss curves; decide about it."""
         if rung.keeps_numbers:
-            self._prove(rung, present, candidate)
-            rung.outcome = "kept" if rung.keeps_numbers else "not taken"
+            self._prove(rung, knob, present, candidate)
+            rung.outcome = "kept" if rung.proof and rung.keeps_numbers else "not taken"
             return
         self._draw_curves(rung, present, candidate)
         if rung.curves is None:
@@ -300,14 +363,28 @@ class Ladder:
             rung.outcome = "proposed"
             rung.reason = _join(rung.reason, "it changes the numbers: --allow numbers takes it")
 
-    def _prove(self, rung: Rung, present: Mapping[str, Any], candidate: Mapping[str, Any]) -> None:
+    def _prove(
+        self, rung: Rung, knob: Knob, present: Mapping[str, Any], candidate: Mapping[str, Any]
+    ) -> None:
         """Train with and without the options from the same start, and compare the bits."""
         fewest, most = _PROOF_STEPS
-        affordable = int(self._seconds * _PROOF_SHARE / (2 * _RECORDING * self._step_s))
+        step_s = 2 * _RECORDING * self._find_early_step_s()  # of both
+        affordable = int(self._seconds * _PROOF_SHARE / step_s)
         run = self._result.run
         whole = (run["steps_per_epoch"] or most) + 1  # over the end of an epoch
         steps = min(run["total_steps"], most, whole, max(fewest, affordable))
-        found = self._measurer.find_difference(present, candidate, steps)
+        limit_s = self._limit_s
+        if knob.begins_in_epoch_2:
+            steps = min(run["total_steps"], whole + fewest)
+            if steps * step_s > self._left_s():
+                rung.reason = (
+                    f"no time to prove it in the second epoch, up to step {steps}; give it more "
+                    "--minutes"
+                )
+                return
+            limit_s = max(limit_s, self._left_s())
+        with self._limit_answers(limit_s):
+            found = self._measurer.find_difference(present, candidate, steps)
         rung.proof = {"steps": steps, "difference": None if found is None else str(found)}
         if found is not None:
             rung.keeps_numbers = False
@@ -319,7 +396,8 @@ class Ladder:
         """Train short runs of several seeds with and without the options."""
         run = self._result.run
         affordable_s = min(self._seconds * _CURVES_SHARE, self._left_s() / 2)
-        steps = min(run["total_steps"], int(affordable_s / (2 * _SEEDS * self._step_s)))
+        step_s = 2 * _SEEDS * self._find_early_step_s()
+        steps = min(run["total_steps"], int(affordable_s / step_s))
         if steps < min(_FEWEST_STEPS, run["total_steps"]):
             return
         seeds = tuple(run["seed"] + number for number in range(_SEEDS))
@@ -338,6 +416,11 @@ class Ladder:
             max(stdev(ends[0]), stdev(ends[1])),
         )
 
+    def _find_early_step_s(self) -> float:
+        """Return the seconds of a step in the first epoch."""
+        epoch = self._result.run["steps_per_epoch"]
+        return self._step_s + (self._first_epoch_s / epoch if epoch else 0.0)
+
     def _measure_totals(self) -> None:
         """Measure the first options against the last ones."""
         result = self._result
@@ -349,7 +432,7 @@ class Ladder:
             result.total_proposed = self._compare_with_first(proposed)
         self._save()
 
-    def _compare_with_first(self, options: Mapping[str, Any]) -> Interval | None:
+    def _compare_with_first(self, options: Mapping[str, Any]) -> Total | None:
         fixed = self._result.fixed
         end = self._now() + max(0.0, self._left_s()) / 2
         is_process_wide = any(
@@ -361,7 +444,9 @@ class Ladder:
             with self._measurer.open_pair(
                 fixed, {**fixed, **options}, is_process_wide=is_process_wide
             ) as pair:
-                return compare_rounds(pair.measure_round, self._error, lambda: self._now() < end)
+                found = compare_rounds(pair.measure_round, self._error, lambda: self._now() < end)
+                longer_s = max(0.0, pair.first_epoch_s[1] - pair.first_epoch_s[0])
+                return None if found is None else Total(found, longer_s)
         except MeasuringFailed as failed:
             self._result.notes.append(f"The total was not measured: {failed}.")
             return None

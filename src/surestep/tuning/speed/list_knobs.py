@@ -22,4 +22,7 @@ def _load(name: str) -> Knob:
         module.KEEPS_NUMBERS,
         module.candidates,
         getattr(module, "IS_PROCESS_WIDE", False),
+        getattr(module, "BEGINS_IN_EPOCH_2", False),
+        getattr(module, "STARTS_SLOWLY", False),
+        getattr(module, "IS_COUNT", False),
     )

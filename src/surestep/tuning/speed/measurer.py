@@ -22,13 +22,18 @@ class Measurer(ABC):
 
     Attributes:
         steps: of a window.
+        limit_s: how long an answer may take, until the process hangs.
     """
 
     steps: int = 1
+    limit_s: float = 30.0
 
     @abstractmethod
     def describe(self, options: Options, knobs: Sequence[str]) -> dict[str, Any]:
-        """Return what a run with options is, and what each knob has to try for it."""
+        """Return what a run with options is, and what each knob has to try for it.
+
+        "present" has what the run has of the options of which knobs try counts.
+        """
 
     @abstractmethod
     def open_pair(
@@ -64,17 +69,17 @@ class ProcessMeasurer(Measurer):
     """
 
     def __init__(self, recipe: str, log: Path, nproc: int, limit_s: float) -> None:
-        self._limit_s, self._nproc = limit_s, nproc
+        self.limit_s, self._nproc = limit_s, nproc
         self._start = partial(MeasuringProcess, recipe, log, nproc)
         self._rng = random.Random()  # no run depends on the order of windows
         self._process: MeasuringProcess | None = None
-        self._starts: dict[str, float] = {}  # what the start of each open arm took, by its name
+        self._arms: list[str] = []  # that are open, by name
 
     def _ask(self, **question: Any) -> dict[str, Any]:
         if self._process is None:
             self._process = self._start()
         try:
-            return self._process.ask(question, self._limit_s)
+            return self._process.ask(question, self.limit_s)
         except BaseException:
             self.close()
             raise
@@ -83,7 +88,7 @@ class ProcessMeasurer(Measurer):
         """End the process; another one starts when it is needed."""
         if self._process is not None:
             self._process.end()
-        self._process, self._starts = None, {}
+        self._process, self._arms = None, []
 
     def describe(self, options: Options, knobs: Sequence[str]) -> dict[str, Any]:
         """See `Measurer`."""
@@ -100,12 +105,12 @@ class ProcessMeasurer(Measurer):
                 self._start,
                 (present, candidate),
                 steps=self.steps,
-                limit_s=self._limit_s,
+                limit_s=self.limit_s,
                 rng=self._rng,
             )
             return
         first, second = _name(present), f"{_name(candidate)}, the candidate"
-        for name in self._starts.keys() - {first}:
+        for name in {*self._arms} - {first}:
             self._close_arm(name)
         for name, options in ((first, present), (second, candidate)):
             self._open(name, options)
@@ -113,14 +118,13 @@ class ProcessMeasurer(Measurer):
             self._ask(do="rewind", arm=name)
         yield PairOfArms(
             lambda number: self._ask(do="window", arm=(first, second)[number], steps=self.steps),
-            (self._starts[first], self._starts[second]),
             self._rng,
         )
 
     def measure_shares(self, options: Options) -> dict[str, Any]:
         """See `Measurer`."""
         name = _name(options)
-        for other in self._starts.keys() - {name}:
+        for other in {*self._arms} - {name}:
             self._close_arm(other)
         self._open(name, options)
         return self._ask(do="measure_shares", arm=name, steps=self.steps)
@@ -135,13 +139,13 @@ class ProcessMeasurer(Measurer):
         return WholeRun(**found["whole"])
 
     def _open(self, name: str, options: Options) -> None:
-        if name not in self._starts:
-            opened = self._ask(do="open", arm=name, options=dict(options))
-            self._starts[name] = opened["start_s"]
+        if name not in self._arms:
+            self._ask(do="open", arm=name, options=dict(options))
+            self._arms.append(name)
 
     def _close_arm(self, name: str) -> None:
         self._ask(do="close", arm=name)
-        del self._starts[name]
+        self._arms.remove(name)
 
     def find_difference(self, one: Options, other: Options, steps: int) -> Difference | None:
         """See `Measurer`. Each training has a new process, as each run has."""
@@ -155,7 +159,7 @@ class ProcessMeasurer(Measurer):
 
     def train(self, options: Options, steps: int) -> list[float]:
         """See `Measurer`."""
-        for name in list(self._starts):
+        for name in list(self._arms):
             self._close_arm(name)
         losses: list[float] = self._ask(do="train", options=dict(options), steps=steps)["losses"]
         return losses

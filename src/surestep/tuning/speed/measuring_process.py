@@ -20,6 +20,7 @@ from surestep.tuning.channel import SOCKET, Channel
 from surestep.tuning.process import describe_code
 
 HUNG = "TimeoutError"
+_START_S = 120.0  # for the imports of all ranks, also where other programs take the cores
 _POLL_S = 0.2
 
 
@@ -43,9 +44,6 @@ class MeasuringFailed(Exception):
 class MeasuringProcess:
     """One process that answers questions, or several ranks that all answer.
 
-    Attributes:
-        start_s: what the start of its only arm took.
-
     Args:
         recipe: name or path of what is trained.
         log: gets what the process prints.
@@ -53,7 +51,6 @@ class MeasuringProcess:
     """
 
     def __init__(self, recipe: str, log: Path, nproc: int) -> None:
-        self.start_s = 0.0
         self._log, self._closers, self._channels = log, ExitStack(), list[Channel]()
         try:
             self._start(recipe, nproc)
@@ -85,15 +82,15 @@ class MeasuringProcess:
 
         Args:
             question: what to do; see `Measurements`.
-            limit_s: how long the answer may take.
+            limit_s: how long the answer may take, without the start of the process.
 
         Raises:
             MeasuringFailed: a rank failed, ended, or did not answer in this time.
         """
-        end = time.monotonic() + limit_s
         try:
             if not self._channels:
-                self._connect(end, limit_s)
+                self._connect(time.monotonic() + _START_S, _START_S)
+            end = time.monotonic() + limit_s
             for channel in self._channels:
                 channel.send(dict(question))
             answers = [self._receive(channel, end, limit_s) for channel in self._channels]

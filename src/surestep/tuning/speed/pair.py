@@ -17,20 +17,24 @@ class Pair(ABC):
 
     Attributes:
         start_s: what the start of each took, with its first steps.
+        first_epoch_s: how much longer the first epoch of each takes.
         step_s: the times a step that were measured of each.
         wait_s: how long a step waited for data, of each.
     """
 
-    def __init__(self, start_s: tuple[float, float] = (0.0, 0.0)) -> None:
-        self.start_s = start_s
+    def __init__(self) -> None:
+        self.start_s = self.first_epoch_s = (0.0, 0.0)
         self.step_s: tuple[list[float], list[float]] = ([], [])
         self.wait_s: tuple[list[float], list[float]] = ([], [])
 
     def measure_round(self) -> float:
         """Take a window of each; return the ratio of the times a step."""
-        for number, window in enumerate(self.take_windows()):
+        windows = first, second = self.take_windows()
+        for number, window in enumerate(windows):
             self.step_s[number].append(window["seconds"])
             self.wait_s[number].append(window["wait_s"])
+        self.start_s = first["start_s"], second["start_s"]
+        self.first_epoch_s = first["first_epoch_s"], second["first_epoch_s"]
         return self.step_s[1][-1] / self.step_s[0][-1]
 
     @abstractmethod
@@ -43,14 +47,11 @@ class PairOfArms(Pair):
 
     Args:
         take: takes a window of the first (0) or the second (1).
-        start_s: what the start of each took.
         rng: draws the order.
     """
 
-    def __init__(
-        self, take: Callable[[int], Window], start_s: tuple[float, float], rng: random.Random
-    ) -> None:
-        super().__init__(start_s)
+    def __init__(self, take: Callable[[int], Window], rng: random.Random) -> None:
+        super().__init__()
         self._take, self._rng = take, rng
 
     def take_windows(self) -> tuple[Window, Window]:
@@ -93,13 +94,11 @@ class PairOfProcesses(Pair):
             for options in self._options:
                 processes.append(self._start())
                 question = {"do": "open", "arm": "only", "options": dict(options)}
-                opened = processes[-1].ask(question, self._limit_s)
-                processes[-1].start_s = opened["start_s"]
+                processes[-1].ask(question, self._limit_s)
             windows: tuple[list[Window], list[Window]] = ([], [])
             for _ in range(_WINDOWS_OF_START):
                 for number in self._rng.sample((0, 1), 2):
                     windows[number].append(processes[number].ask(self._window, self._limit_s))
-            self.start_s = (processes[0].start_s, processes[1].start_s)
         finally:
             for process in processes:
                 process.end()

@@ -56,6 +56,7 @@ class Rung:
         interval: of the ratio of the times a step.
         step_s: median times a step before and with the options.
         start_s: how much longer the start takes with the options.
+        first_epoch_s: how much longer the first epoch takes, if its steps save nothing.
         break_even: the step after which the options have saved that; None if they save nothing.
         proof: of how many steps, and where they differ; None if nothing was proved.
         curves: of options that change the numbers.
@@ -70,9 +71,24 @@ class Rung:
     interval: Interval | None = None
     step_s: tuple[float, float] | None = None
     start_s: float | None = None
+    first_epoch_s: float = 0.0
     break_even: int | None = None
     proof: dict[str, Any] | None = None
     curves: Curves | None = None
+
+
+@dataclass(frozen=True)
+class Total:
+    """The first options against those of several rungs together, measured again at the end.
+
+    Attributes:
+        interval: of the ratio of the times a step.
+        first_epoch_s: how much longer the first epoch takes, in which images are decoded that are
+            kept.
+    """
+
+    interval: Interval
+    first_epoch_s: float = 0.0
 
 
 @dataclass
@@ -92,7 +108,8 @@ class TuneResult:
             not be measured.
         whole: the parts of the whole run before the rungs; None if they were not measured.
         rungs: in the order in which they were tried.
-        total: the first options against the last, measured again at the end.
+        total: the first options against those that are kept.
+        total_proposed: the same with those that are proposed; None if there are none.
         stopped: why it ended early: "Ctrl-C", "SIGTERM", "out of time"; "" if it did not.
         notes: sentences about what limits the result.
     """
@@ -109,8 +126,8 @@ class TuneResult:
     profile: dict[str, Any] = field(default_factory=dict)
     whole: WholeRun | None = None
     rungs: list[Rung] = field(default_factory=list)
-    total: Interval | None = None
-    total_proposed: Interval | None = None
+    total: Total | None = None
+    total_proposed: Total | None = None
     stopped: str = ""
     notes: list[str] = field(default_factory=list)
 
@@ -122,16 +139,18 @@ class TuneResult:
                 options |= rung.options
         return options
 
-    def estimate_whole(self, ratio: float, *outcomes: Outcome) -> WholeRun | None:
-        """Return the whole run with the options of rungs; None if it was not measured.
+    def estimate_whole(self, total: Total | None, *outcomes: Outcome) -> WholeRun | None:
+        """Return the whole run with the options of rungs; None if one of the two is not known.
 
         Args:
-            ratio: of the time of a step without its logging.
+            total: these options against the first; the ratio is that of a step without logging.
             outcomes: of these rungs, whose longer starts are added.
         """
-        if self.whole is None:
+        if self.whole is None or total is None:
             return None
-        added_s = sum(rung.start_s or 0.0 for rung in self.rungs if rung.outcome in outcomes)
+        starts = (rung.start_s or 0.0 for rung in self.rungs if rung.outcome in outcomes)
+        added_s = sum(starts) + total.first_epoch_s
+        ratio = total.interval.ratio
         quicker = self.whole.with_step(ratio * (self.whole.step_s - self.whole.logging_s))
         return replace(quicker, start_s=quicker.start_s + added_s)
 
@@ -145,10 +164,7 @@ class TuneResult:
 
     def list_estimates(self) -> dict[str, WholeRun | None]:
         """Return the whole run with what is kept, and with what is proposed too."""
-        kept, proposed = self.total, self.total_proposed
         return {
-            "whole_kept": None if kept is None else self.estimate_whole(kept.ratio, "kept"),
-            "whole_proposed": None
-            if proposed is None
-            else self.estimate_whole(proposed.ratio, "kept", "proposed"),
+            "whole_kept": self.estimate_whole(self.total, "kept"),
+            "whole_proposed": self.estimate_whole(self.total_proposed, "kept", "proposed"),
         }

@@ -1,6 +1,7 @@
 """The table of the rungs, and sentences about the whole, as the terminal and the page show them."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from surestep.base.text import format_count, format_duration
 from surestep.tuning.speed.interval import Interval
@@ -13,27 +14,60 @@ _FIRST = "as it is"
 def tabulate_rungs(result: TuneResult, *, keeps_numbers: bool) -> list[tuple[str, ...]]:
     """Return the rows of the rungs that keep the numbers, or of those that change them.
 
-    The first row is that of the run as it is.
+    The first row is that of the run as it is. Knobs with nothing to try are in `list_unused`.
     """
     rows: list[tuple[str, ...]] = [(_FIRST, _format_step(result.step_s), "", "", "100%", "")]
     share = 1.0
     for rung in result.rungs:
         if rung.outcome in ("kept", "proposed") and rung.interval is not None:
             share *= rung.interval.ratio
-        if rung.keeps_numbers is keeps_numbers:
+        if rung.options and rung.keeps_numbers is keeps_numbers:
             rows.append(_describe_rung(rung, share))
     return rows
 
 
+def list_unused(result: TuneResult, *, keeps_numbers: bool) -> str:
+    """Return a line of the knobs that have nothing to try here, with the reasons; "" if none."""
+    unused = [
+        f"{rung.knob} ({rung.reason})"
+        for rung in result.rungs
+        if not rung.options and rung.keeps_numbers is keeps_numbers
+    ]
+    return f"Nothing to try here: {', '.join(unused)}." if unused else ""
+
+
+def list_steps(result: TuneResult) -> list[dict[str, Any]]:
+    """Return the seconds of a step with the options of each rung, low and high, for a chart.
+
+    They are those of the first step times the ratios of the rungs, so each depends on those before.
+    """
+    if result.step_s is None:
+        return []
+    present_s, noise = result.step_s, result.noise or Interval(1.0, 1.0, 1.0, 0)
+    first_s = [present_s, noise.low * present_s, noise.high * present_s]
+    steps = [{"name": _FIRST, "outcome": "kept", "seconds": first_s}]
+    for rung in result.rungs:
+        if (found := rung.interval) is None:
+            continue
+        seconds = [present_s * ratio for ratio in (found.ratio, found.low, found.high)]
+        steps.append({"name": _name_rung(rung), "outcome": rung.outcome, "seconds": seconds})
+        if rung.outcome in ("kept", "proposed"):
+            present_s *= found.ratio
+    return steps
+
+
+def _name_rung(rung: Rung) -> str:
+    return ", ".join(f"{name}={value}" for name, value in rung.options.items())
+
+
 def _describe_rung(rung: Rung, share: float) -> tuple[str, ...]:
-    options = ", ".join(f"{name}={value}" for name, value in rung.options.items()) or rung.knob
     is_taken = rung.outcome in ("kept", "proposed")
     measured = ("", "", "")
     if rung.interval is not None:
         ratio, low, high = rung.interval.ratio, rung.interval.low, rung.interval.high
         step = _format_step(None if rung.step_s is None else rung.step_s[1])
         measured = (step, f"{ratio:.3g}", f"{low:.3g} to {high:.3g}")
-    return options, *measured, f"{share:.0%}" if is_taken else "", _describe_outcome(rung)
+    return _name_rung(rung), *measured, f"{share:.0%}" if is_taken else "", _describe_outcome(rung)
 
 
 def _describe_outcome(rung: Rung) -> str:
@@ -91,10 +125,11 @@ def _describe_whole(result: TuneResult) -> Iterator[str]:
         ("proposed too", result.total_proposed, estimates["whole_proposed"]),
     ):
         if total is not None:
-            after_s = before_s * total.ratio if after is None else after.total_s
+            ratio = total.interval.ratio
+            after_s = before_s * ratio if after is None else after.total_s
             yield (
                 f"With what is {name}: {format_duration(after_s)} instead of "
-                f"{format_duration(before_s)}. A step is {_describe_speed(total)}."
+                f"{format_duration(before_s)}. A step is {_describe_speed(total.interval)}."
             )
 
 

@@ -107,7 +107,7 @@ def measure_shares(
 
     If there are workers, no step can be taken of `steps` afterwards.
 
-    It takes `2 * rounds * count + 1` steps, on a GPU `count` more; all ranks call it together.
+    It takes as many steps as `count_steps` says, or fewer; all ranks call it together.
 
     Args:
         loop: a loop whose first steps are taken: they compile and fill caches.
@@ -144,6 +144,11 @@ def measure_shares(
         is_peak_measured=is_measured,
         waits_known=loop.world.size == 1 or loop.plan.device.type == "cpu",
     )
+
+
+def count_steps(count: int, rounds: int = _ROUNDS) -> int:
+    """Return how many steps `measure_shares` takes at most, which it does on a GPU."""
+    return (2 * rounds + 1) * count + 1
 
 
 def _time_steps(loop: Loop, steps: Iterator[StepResult], count: int) -> float:

@@ -11,7 +11,7 @@ from surestep.base.version import VERSION
 from surestep.record.io import explain_write_errors, write_json
 from surestep.reports.page import render_page
 from surestep.tuning.speed.result import TuneResult
-from surestep.tuning.speed.table import COLUMNS, summarize, tabulate_rungs
+from surestep.tuning.speed.table import COLUMNS, list_steps, list_unused, summarize, tabulate_rungs
 from surestep.tuning.toml import format_toml
 
 RESULT, CONFIG, PAGE = "tune.json", "tuned.toml", "report.html"
@@ -44,9 +44,13 @@ def write_config(folder: Path, result: TuneResult, recipe: str) -> Path:
         "recipe": result.recipe,
         "surestep": VERSION,
         "date": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "folder": str(folder.resolve()),
         **result.run.get("machine", {}),
     }
     lines += ["", "[tuned]", *(f"{name} = {format_toml(value)}" for name, value in tuned.items())]
+    first, *rows = (tabulate_rungs(result, keeps_numbers=keeps) for keeps in TITLES)
+    table = [COLUMNS, *first, *(row for rest in rows for row in rest[1:])]
+    lines += ["rungs = [", *(f"  {format_toml(row)}," for row in table), "]"]
     with explain_write_errors(path, "folder", " with --out"), replace_file(path) as temporary:
         temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
@@ -67,9 +71,14 @@ def describe_page(result: TuneResult) -> dict[str, Any]:
         "version": VERSION,
         "recipe": result.recipe,
         "sentences": list(summarize(result)),
+        "steps": list_steps(result),
         "columns": COLUMNS,
         "tables": [
-            {"title": title, "rows": tabulate_rungs(result, keeps_numbers=keeps_numbers)}
+            {
+                "title": title,
+                "rows": tabulate_rungs(result, keeps_numbers=keeps_numbers),
+                "unused": list_unused(result, keeps_numbers=keeps_numbers),
+            }
             for keeps_numbers, title in TITLES.items()
         ],
         "curves": [

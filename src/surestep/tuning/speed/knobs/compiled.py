@@ -14,6 +14,7 @@ from surestep.tuning.speed.knob import NotTried, Options
 
 SHARES = ("host", "forward", "backward")
 KEEPS_NUMBERS = False  # fused operations round less often
+STARTS_SLOWLY = True
 
 
 def candidates(plan: Plan, system: SystemInfo) -> Sequence[Options]:

@@ -12,6 +12,7 @@ from surestep.tuning.speed.knob import NotTried, Options
 
 SHARES = ("data",)
 KEEPS_NUMBERS = True
+BEGINS_IN_EPOCH_2 = True
 _SHARE = 0.5  # of the memory, which the model, the workers and the system need as well
 
 

@@ -14,6 +14,7 @@ from surestep.tuning.speed.knob import NotTried, Options
 
 SHARES = ("host", "forward", "backward", "data")
 KEEPS_NUMBERS = False  # sums are taken over other micro-batches
+IS_COUNT = True
 _USABLE = 0.9  # of the memory: an estimate may be too low by a tenth
 
 

@@ -12,6 +12,7 @@ from surestep.tuning.speed.knob import NotTried, Options
 
 SHARES = ("data",)
 KEEPS_NUMBERS = True
+IS_COUNT = True
 
 
 def candidates(plan: Plan, system: SystemInfo) -> Sequence[Options]:

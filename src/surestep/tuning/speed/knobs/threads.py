@@ -8,19 +8,18 @@ from collections.abc import Sequence
 
 from surestep.engine.plan.plan import Plan
 from surestep.engine.plan.system import SystemInfo
+from surestep.tuning.speed.cores import count_cores, count_threads
 from surestep.tuning.speed.knob import NotTried, Options
 
 SHARES = ("forward", "backward", "optimizer")
 KEEPS_NUMBERS = False  # sums are split between the threads
 IS_PROCESS_WIDE = True
+IS_COUNT = True
 
 
 def candidates(plan: Plan, system: SystemInfo) -> Sequence[Options]:
     """One thread, twice as many and so on, up to a thread for each core."""
-    if plan.device.type != "cpu":
-        raise NotTried(f"the device is {plan.device.type}: threads of the host compute little")
-    now = system.threads if plan.num_threads is None else plan.num_threads
-    cores = max(1, system.cpus // system.launched.local_size)
+    now, cores = count_threads(plan, system), count_cores(system)
     counts = sorted({*(2**power for power in range(cores.bit_length())), cores} - {now})
     if not counts:
         raise NotTried("this process has one core, and one thread")

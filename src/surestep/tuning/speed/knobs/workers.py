@@ -9,11 +9,13 @@ from collections.abc import Sequence
 
 from surestep.engine.plan.plan import Plan
 from surestep.engine.plan.system import SystemInfo
+from surestep.tuning.speed.cores import count_cores
 from surestep.tuning.speed.data_settings import check_not_of_loader
 from surestep.tuning.speed.knob import NotTried, Options
 
 SHARES = ("data",)
 KEEPS_NUMBERS = True  # a sample's seed depends on its position
+IS_COUNT = True
 _BEYOND = 2  # workers more than cores
 
 
@@ -30,7 +32,7 @@ def candidates(plan: Plan, system: SystemInfo) -> Sequence[Options]:
     if info.is_stream:
         counts = [0, 1]  # more workers would each need a part of the stream
     else:
-        cores = max(1, system.cpus // system.launched.local_size)
+        cores = count_cores(system)
         powers = (2**power for power in range(cores.bit_length()))
         counts = sorted({0, *powers, cores, cores + _BEYOND})
     tried = [count for count in counts if count != plan.data_num_workers]
