@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from surestep.engine.losses.adapt import as_loss
+from surestep.laws.host_reads import host_reads
 from tests.engine.losses.table import CASES, Case
-from tests.laws.support.host_reads import host_reads
 
 
 def reads_of(case: Case) -> list[str]:

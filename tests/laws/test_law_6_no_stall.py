@@ -16,7 +16,7 @@ from torch.nn import functional
 import surestep
 from surestep.base.errors import NonFiniteError
 from surestep.engine.step import loop
-from tests.laws.support.host_reads import host_reads
+from surestep.laws.host_reads import host_reads
 from tests.laws.support.loss_cases import CASES
 from tests.laws.support.nonfinite_tasks import bomb
 from tests.laws.support.tasks import rows, session_of, with_batchnorm

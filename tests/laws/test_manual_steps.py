@@ -10,8 +10,8 @@ import surestep
 from surestep.base.errors import ConfigError, NonFiniteError
 from surestep.engine.step import multi_optimizer as many
 from surestep.engine.step.manual_step import ManualStep
+from surestep.laws.host_reads import host_reads
 from tests.laws.support import plain_manual_steps
-from tests.laws.support.host_reads import host_reads
 from tests.laws.support.manual_step_tasks import (
     BATCH,
     EVERY,

@@ -21,6 +21,7 @@ import torch
 
 from surestep.cli import notify
 from surestep.config.duration import parse_duration
+from surestep.eject import assemble
 from surestep.engine import own_generators, resolve, rng
 from surestep.engine.data import apply_transform, batch_loader, seeded_call, sources
 from surestep.engine.data.samplers import basic, weights
@@ -83,11 +84,13 @@ from tests.laws.test_law_2_rollback import check_resumed, check_rollback
 from tests.laws.test_law_2_rollback_kills import check_killed_back
 from tests.laws.test_law_2_samplers import check_order
 from tests.laws.test_law_2_stream_states import take_state_after_prefetch
+from tests.laws.test_law_3_ejected import check_smallest
 from tests.laws.test_law_3_fp16 import check_clip
 from tests.laws.test_law_3_parameter_groups import check_layers, check_switch
 from tests.laws.test_law_3_plain_torch import GIVEN, check_exact, check_usual
 from tests.laws.test_law_3_plain_torch import check_schedule as check_rates
 from tests.laws.test_law_4_callbacks import check_callback, check_evaluation, check_workers
+from tests.laws.test_law_4_decision_regions import check_recording
 from tests.laws.test_law_4_diagnosis import check_untouched
 from tests.laws.test_law_4_predictions import check_nothing_drawn
 from tests.laws.test_law_4_range_tests import check_nothing_changed
@@ -249,6 +252,14 @@ def by_micro_batch(
 ) -> Any:
     parts = [own(self, batch._replace(micro_batches=(m,)), step) for m in batch.micro_batches]
     return batch._replace(micro_batches=tuple(part.micro_batches[0] for part in parts))
+
+
+def unseeded(text: str, *_: Any) -> str:
+    return text.replace("SEED, progress.step, position", "SEED, 0, 0")
+
+
+def unclipped(text: str, *_: Any) -> str:
+    return text.replace("(model.parameters(), MAX_GRAD_NORM", "(model.parameters(), 1e6")
 
 
 def of_law(law: int, *rows: tuple[str, Callable, Callable]) -> list[Mutation]:
@@ -467,6 +478,16 @@ MUTATIONS = [
     *of_law(
         3,
         (
+            "an ejected script draws the same in each step",
+            after(assemble, "specialize", unseeded),
+            check_smallest,
+        ),
+        (
+            "an ejected script clips nothing",
+            after(assemble, "specialize", unclipped),
+            check_smallest,
+        ),
+        (
             "clipping comes before the loss scale is taken out",
             after(single.SingleProcessStrategy, "__init__", clipped_first),
             check_clip,
@@ -560,6 +581,11 @@ MUTATIONS = [
             "the samples of a report are drawn",
             before(collect_predictions, "_positions", lambda *_: np.random.rand()),
             check_nothing_drawn,
+        ),
+        (
+            "decision regions leave the buffers as their forward left them",
+            instead(evaluate, "preserve_buffers", lambda *_, **__: nullcontext()),
+            check_recording,
         ),
         (
             "a range test leaves its weights",

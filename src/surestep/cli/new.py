@@ -1,4 +1,6 @@
-"""`surestep new --slurm RECIPE`: an sbatch file that trains a recipe, and requeues itself.
+"""`surestep new slurm RECIPE`: an sbatch file that trains a recipe, and requeues itself.
+
+`surestep new project NAME` is in new_project.py.
 
 Source: https://slurm.schedmd.com/sbatch.html (signal, requeue, open-mode).
 """
@@ -16,8 +18,9 @@ import tyro
 
 from surestep.base.errors import ConfigError
 from surestep.base.text import print_escaped
-from surestep.cli import train
+from surestep.cli import new_project, train
 from surestep.cli.options import read_command_line
+from surestep.cli.output import write_new_file
 from surestep.cli.parse import parse_known
 from surestep.engine.distributed.launcher_env import LaunchInfo
 
@@ -97,6 +100,10 @@ class Options:
 
 def run(words: list[str]) -> int:
     """Write the file, and print what to type next."""
+    if words[:1] == ["project"]:
+        return new_project.run(words[1:])
+    if words[:1] == ["slurm"]:
+        words = ["--slurm", *words[1:]]
     parsed, more = parse_known(Options, words, "surestep new")
     _check(parsed)
     call, _ = read_command_line("train", [parsed.recipe, *more], train.Options)
@@ -117,13 +124,7 @@ def run(words: list[str]) -> int:
         python=shlex.quote(sys.executable),
         words=shlex.join((parsed.recipe, *more)),
     )
-    try:
-        with out.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise ConfigError(f"{out} already exists. Pass --out FILE, or delete it.") from None
-    except OSError as error:
-        raise ConfigError(f"{out} cannot be written: {error.strerror}. Pass --out FILE.") from error
+    write_new_file(out, text)
     print_escaped(f"{out} is written: SIGUSR1 comes {WARNING_S} s before the time limit.")
     print_escaped(f"Next: sbatch {shlex.quote(str(out))}")
     return 0
@@ -150,8 +151,8 @@ def _system_of_job(parsed: Options, *, on_gpus: bool) -> SystemInfo:
 def _check(parsed: Options) -> None:
     if not parsed.slurm:
         raise ConfigError(
-            f"surestep new writes an sbatch file: type surestep new --slurm "
-            f"{shlex.quote(parsed.recipe)}"
+            "surestep new project NAME writes a project. For an sbatch file, type surestep new "
+            f"--slurm {shlex.quote(parsed.recipe)}."
         )
     for name, value in (("nodes", parsed.nodes), ("nproc", parsed.nproc)):
         if value < 1:

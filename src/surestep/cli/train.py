@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
@@ -20,9 +21,11 @@ from surestep.base.errors import (
     RunError,
     SurestepError,
 )
+from surestep.base.exit_codes import FAILED
 from surestep.base.locations import COMMAND_LINE
 from surestep.base.text import format_duration, print_escaped, print_json
 from surestep.cli import output as show
+from surestep.cli import prove
 from surestep.cli.launch import launch, original_argv
 from surestep.cli.notify import NotifiedCommand, choose_command
 from surestep.cli.options import CommandOptions, read_command_line
@@ -39,7 +42,8 @@ if TYPE_CHECKING:  # torch is imported once the command line is checked
     from surestep.doctor.curves.state import CurveState
     from surestep.engine.task.task import Task
     from surestep.engine.value import Value
-    from surestep.recipes.load import RecipeCall
+    from surestep.laws.proof import Proof
+    from surestep.recipes.load import Recipe, RecipeCall
     from surestep.record.run import Run, Which
     from surestep.trainer.dry_run import DryRunStep, OverfitResult
 
@@ -53,19 +57,21 @@ class Options(CommandOptions):
     """Train the model of a recipe.
 
     Attributes:
-        run: Run folder; the default is runs/RECIPE-TIME. Under torchrun use --run-folder. An
-            address such as s3://bucket/run is a mirror, from which it is fetched. A pattern such as
-            runs/{recipe}-{optim.lr} is filled in.
+        run: Run folder; the default is runs/RECIPE-TIME. Under torchrun: --run-folder. Or a
+            pattern (runs/{optim.lr}), or a mirror (s3://bucket/run).
         resume: auto resumes the run in the folder if there is one. never: it is an error if there
             is one. must: it is an error if there is none.
         allow: What may differ from the run on resume: optim.lr,epochs,data.
-        from_: Start a new run from a checkpoint of another: RUN@200, RUN@best, RUN@last.
+        from_: Start a new run from a checkpoint of one: RUN@200, RUN@best, RUN@last.
         dry_run: Only try one step, one evaluation, one save and one load.
         overfit: Train on the same N samples until the loss is near zero, as a test.
         nproc: Number of training processes to start on this machine.
-        report: Write a page of the run at its end: RUN/report.html.
+        report: Write a page of the run when it ends.
+        animate: Animate the decision regions: .webp or .gif.
         json: Print the results as JSON.
         quiet: Show no progress; the short form is -q.
+        prove: Prove the laws first; train only if none fails.
+        ignore: With --prove, a law that may fail.
         notify: Shell command to run at the end; none: ignore that of your settings.
     """
 
@@ -77,8 +83,11 @@ class Options(CommandOptions):
     overfit: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     nproc: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     report: bool = False
+    animate: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
     json: bool = False
     quiet: bool = False
+    prove: bool = False
+    ignore: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=REASON")] = ()
     notify: Annotated[str | None, tyro.conf.arg(metavar="COMMAND")] = None
 
     def check(self) -> None:
@@ -87,12 +96,20 @@ class Options(CommandOptions):
             raise ConfigError("--dry-run and --overfit cannot be combined. Pass one of them.")
         if self.run == "":
             raise ConfigError("--run has no folder. Pass one, or leave it out.")
-        of_a_run = (self.run, self.resume, self.allow, self.from_, self.notify, self.report)
-        if self.is_trial and of_a_run != (None, "auto", None, None, None, False):
+        given = (self.run, self.allow, self.from_, self.notify, self.animate)
+        is_of_a_run = any(value is not None for value in given) or self.report
+        if self.is_trial and (is_of_a_run or self.resume != "auto"):
             raise ConfigError(
                 "--dry-run and --overfit write no run folder: leave out --run, --resume, --allow, "
-                "--from, --notify and --report."
+                "--from, --notify, --report and --animate."
             )
+        if self.prove and (self.is_trial or self.nproc is not None):
+            raise ConfigError(
+                "--prove cannot be combined with --dry-run, --overfit and --nproc. Run surestep "
+                "prove RECIPE first."
+            )
+        if self.ignore and not self.prove:
+            raise ConfigError("--ignore is for --prove: pass both, or leave it out.")
         if self.overfit is not None and self.overfit < 1:
             raise ConfigError(
                 f"--overfit {self.overfit} is not a number of samples. Pass one, such as "
@@ -110,6 +127,8 @@ def run(words: list[str]) -> int:
     call, own = read_command_line("train", spell_out_quiet(words), Options)
     call = make_quiet(call) if own.quiet else call
     call = collect_samples(call) if own.report else call
+    if own.animate is not None:
+        check_animated(call.recipe, own.animate)
     command = "" if own.is_trial else choose_command(own.notify)
     if own.nproc is not None:
         return launch(own.nproc, ["train", *words])
@@ -146,6 +165,23 @@ def collect_samples(call: RecipeCall) -> RecipeCall:
     return replace(call, config=config, set_options={**call.set_options, option: "--report"})
 
 
+def check_animated(recipe: Recipe, path: str) -> None:
+    """Check before the training that there will be decision regions, and where to write them.
+
+    Raises:
+        ConfigError: the recipe records none, or the file cannot be an animation.
+    """
+    from surestep.reports.animate import check_animation
+    from surestep.trainer.decision_regions import DecisionRegions
+
+    check_animation(Path(path))
+    if not any(isinstance(callback, DecisionRegions) for callback in recipe.callbacks):
+        raise ConfigError(
+            f"--animate {path}: the recipe {recipe.name} records no decision regions to animate. "
+            "If it classifies by two inputs, write callbacks = [surestep.DecisionRegions()] in it."
+        )
+
+
 def _run(call: RecipeCall, own: Options, words: list[str], notified: NotifiedCommand) -> int:
     # With --json, stdout has only the results; callbacks of a recipe may print.
     with redirect_stdout(sys.stderr) if own.json else nullcontext():
@@ -171,9 +207,16 @@ def _execute(
     opened: list[Run] = []
     folder = None if own.run is None else fill_in(own.run, call)
     notified.folder = folder or ""
+    proof = _prove_first(call, own, folder) if own.prove else None
+    if proof is not None and proof.failed:
+        names = ", ".join(row.name for row in proof.failed)
+        print_escaped(f"Nothing is trained, since laws fail: {names}.", file=sys.stderr)
+        return lambda: FAILED
 
     def on_open(run: Run) -> None:
         opened.append(run)
+        if proof is not None:
+            prove.write_proof(run, proof, call)
         notified.follow(run)
 
     command = _command(words if own.run else [*words, "--run", "{run}"])
@@ -188,8 +231,8 @@ def _execute(
             from_=own.from_,
         )
     except BaseException as error:
-        if own.report and opened:
-            _write_page(opened[0])
+        if opened:
+            _show_run(opened[0], own)
         if isinstance(error, OutOfMemoryError) and opened and read_launched().rank == 0:
             line = _name_run(command, opened[0])
             error.add_note(f"To resume, add what would help to the same command: {line}")
@@ -197,12 +240,32 @@ def _execute(
 
     def print_results() -> int:
         code = report(*trained, fail_on=call.config.doctor.fail_on, as_json=own.json)
-        if own.report:
-            with redirect_stdout(sys.stderr) if own.json else nullcontext():
-                _write_page(opened[0])
+        with redirect_stdout(sys.stderr) if own.json else nullcontext():
+            _show_run(opened[0], own)
         return code
 
     return print_results
+
+
+def _prove_first(call: RecipeCall, own: Options, folder: str | None) -> Proof:
+    """Prove the laws, and print them.
+
+    Raises:
+        ConfigError: the run exists already, or is one of several processes.
+        KeyboardInterrupt: Ctrl-C arrived.
+    """
+    if read_launched().size > 1:
+        raise ConfigError("--prove is for one process. Run surestep prove RECIPE first.")
+    if folder is not None and (Path(folder) / "config.json").exists():
+        raise ConfigError(
+            f"--prove is for a new run, and {folder} has one. Leave it out to resume the run, or "
+            "pass another --run."
+        )
+    proof = prove.prove_recipe(call, prove.Options(ignore=own.ignore))
+    prove.print_proof(proof)
+    if proof.stopped:
+        raise KeyboardInterrupt
+    return proof
 
 
 def train(
@@ -247,15 +310,26 @@ def train(
     return done, test, _next_command(done, task, which, predicts=test is None)
 
 
-def _write_page(run: Run) -> None:
-    """Write the page of a run, on rank 0, and print its path, or why it is not written."""
-    from surestep.reports.write import report as write_report
+def _show_run(run: Run, own: Options) -> None:
+    """Write the page and the animation of a run, if they are wanted, on rank 0."""
+    if read_launched().rank != 0:
+        return
+    if own.report:
+        from surestep.reports.write import report as write_report
 
-    if read_launched().rank == 0:
-        try:
-            print_escaped(f"Report: {write_report(run)}")
-        except SurestepError as error:
-            print_escaped(f"The report is not written: {error}", file=sys.stderr)
+        _print_written("report", partial(write_report, run))
+    if own.animate is not None:
+        from surestep.reports.animate import write_animation
+
+        _print_written("animation", partial(write_animation, run, Path(own.animate)))
+
+
+def _print_written(what: str, write: Callable[[], Path]) -> None:
+    """Print the path of what a function writes, or why it is not written."""
+    try:
+        print_escaped(f"{what.capitalize()}: {write()}")
+    except SurestepError as error:
+        print_escaped(f"The {what} is not written: {error}", file=sys.stderr)
 
 
 def _next_command(done: Run, task: Task, which: Which, *, predicts: bool) -> list[str]:

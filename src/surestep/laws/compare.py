@@ -36,6 +36,7 @@ class Difference:
         changed: how many of them differ.
         largest: the largest difference; NaN if an element that differs is NaN or infinite.
         is_rounding: the difference is as small as that of sums in a different order.
+        relative: the largest difference, divided by the largest magnitude of the first run.
         unstable: the run that computed different numbers when it was repeated; None if neither did.
     """
 
@@ -46,6 +47,7 @@ class Difference:
     changed: int | None = None
     largest: float | None = None
     is_rounding: bool | None = None
+    relative: float | None = None
     unstable: str | None = None
 
     def __str__(self) -> str:
@@ -89,7 +91,7 @@ def compare_records(first: RunRecord, second: RunRecord) -> Difference | None:
         if found is not None:
             kept = first.kept, second.kept
             is_kept = first.place == second.place == found.place
-            return _compare_elements(found, *kept) if is_kept else found
+            return compare_elements(found, *kept) if is_kept else found
     return None
 
 
@@ -104,7 +106,10 @@ def _find_differences(first: StepRecord | None, second: StepRecord | None) -> It
         one, other = first.values.get(kind, {}), second.values.get(kind, {})
         for name in one | other:
             a, b = one.get(name), other.get(name)
-            if a != b:
+            # The first step of a process seeds numpy's and Python's generators to see whether
+            # anything draws from them; later steps do only if something did.
+            is_unseeded = kind == "random state" and None in (a, b)
+            if a != b and not is_unseeded:
                 yield Difference(Place(first.step, kind, name), a, b)
 
 
@@ -112,10 +117,11 @@ def _number_of(step: StepRecord | None) -> Digest | None:
     return None if step is None else Digest(VALUE, (), str(step.step))
 
 
-def _compare_elements(found: Difference, a: Tensor | None, b: Tensor | None) -> Difference:
+def compare_elements(found: Difference, a: Tensor | None, b: Tensor | None) -> Difference:
     """Add how many elements differ and how far, if the tensors can be compared."""
     if a is None or b is None or (a.dtype, a.shape) != (b.dtype, b.shape):
         return found
+    scale = float(a.abs().max()) if a.numel() and a.dtype != torch.bool else 0.0
     changed = compare_tensors(found.place.kind, found.place.name, a, b)
     assert changed is not None
     return Difference(
@@ -124,6 +130,7 @@ def _compare_elements(found: Difference, a: Tensor | None, b: Tensor | None) -> 
         changed=changed.changed,
         largest=changed.largest,
         is_rounding=_is_rounding(a, b, changed.largest),
+        relative=changed.largest / scale if scale else None,
     )
 
 

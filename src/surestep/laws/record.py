@@ -3,7 +3,7 @@
 import base64
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import islice
@@ -76,6 +76,10 @@ class RunRecord:
     place: Place | None = None
     kept: Tensor | None = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle it as JSON: torch would share the memory of a process that may be killed."""
+        return RunRecord.from_json, (self.to_json(),)
+
     def to_json(self) -> str:
         """Return the record as JSON; that of another process can be compared with it."""
         kept = None
@@ -120,18 +124,29 @@ def record_steps(loop: Loop, steps: int, *, keep: Place | None = None) -> RunRec
     """
     if steps < 1:
         raise ConfigError(f"steps={steps} are not steps to record. Set 1 or more.")
+    with attach_recorder(loop, keep=keep) as recorder, closing(loop.steps()) as taken:
+        for _ in islice(taken, steps):
+            pass
+    return recorder.record
+
+
+@contextmanager
+def attach_recorder(loop: Loop, *, keep: Place | None = None) -> Iterator["StepRecorder"]:
+    """Record the steps that a loop takes in the block.
+
+    Args:
+        loop: of a run.
+        keep: also keep this tensor.
+    """
     recorder, parts = StepRecorder(loop, keep=keep), list(loop.parts)
     module = loop.context.strategy.module
     loop.parts.attach([*parts, recorder])
     loop.context.strategy.module = recorder.watch(module)
     try:
-        with closing(loop.steps()) as taken:
-            for _ in islice(taken, steps):
-                pass
+        yield recorder
     finally:
         loop.context.strategy.module = module
         loop.parts.attach(parts)
-    return recorder.record
 
 
 def record_state(state: State, *, keep: Place | None = None) -> RunRecord:
@@ -305,6 +320,11 @@ def _bytes_of(tensor: Tensor) -> Any:
 
 def _dtype_name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
+
+
+def digest_value(tensor: Tensor) -> Digest:
+    """Return the digest of any tensor, which is copied to the host."""
+    return digest_tensor(_copy_to_host(tensor))
 
 
 def digest_tensor(tensor: Tensor) -> Digest:

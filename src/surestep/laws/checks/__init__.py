@@ -1,0 +1,1 @@
+"""The laws and checks of a program; one module for each."""
