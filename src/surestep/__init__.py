@@ -56,6 +56,9 @@ if TYPE_CHECKING:
     from surestep.engine.task.task import OptimizerSpec as OptimizerSpec
     from surestep.engine.task.task import Task as Task
     from surestep.engine.value import Metrics as Metrics
+    from surestep.laws.proof import Proof as Proof
+    from surestep.laws.prove import prove_laws as prove_laws
+    from surestep.laws.prove_data import prove_data as prove_data
     from surestep.record.checkpoint.reader import CheckpointInfo as CheckpointInfo
     from surestep.record.history import History as History
     from surestep.record.plot import plot as plot
@@ -65,6 +68,7 @@ if TYPE_CHECKING:
     from surestep.record.runs import runs as runs
     from surestep.reports.write import report as report
     from surestep.tracking.tracker import Tracker as Tracker
+    from surestep.trainer.decision_regions import DecisionRegions as DecisionRegions
     from surestep.trainer.find_lr import LrRangeTest as LrRangeTest
     from surestep.trainer.find_lr import find_lr as find_lr
     from surestep.trainer.prepare import prepare as prepare
@@ -84,6 +88,7 @@ _HOMES = {
     "CheckpointInfo": "surestep.record.checkpoint.reader",
     "Config": "surestep.config.config",
     "Data": "surestep.config.groups",
+    "DecisionRegions": "surestep.trainer.decision_regions",
     "Doctor": "surestep.config.doctor",
     "EarlyStop": "surestep.config.groups",
     "History": "surestep.record.history",
@@ -102,6 +107,7 @@ _HOMES = {
     "ParamGroup": "surestep.config.param_groups",
     "Plan": "surestep.engine.plan.plan",
     "Predictions": "surestep.engine.evaluate.predict",
+    "Proof": "surestep.laws.proof",
     "Report": "surestep.config.groups",
     "Request": "surestep.engine.step.callback",
     "Run": "surestep.record.run",
@@ -131,6 +137,8 @@ _HOMES = {
     "metrics": "surestep.engine.metrics",
     "plot": "surestep.record.plot",
     "prepare": "surestep.trainer.prepare",
+    "prove_data": "surestep.laws.prove_data",
+    "prove_laws": "surestep.laws.prove",
     "replay": "surestep.trainer.replay",
     "report": "surestep.reports.write",
     "runs": "surestep.record.runs",

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from surestep.cli.main import main
+from tests.read_modules import forget_modules
 
 HEAD = """
 import torch
@@ -90,12 +91,8 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     monkeypatch.setenv("SURESTEP_CACHE_DIR", str(tmp_path / ".cache"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / ".state"))
-    path, modules = list(sys.path), set(sys.modules)
-    yield tmp_path
-    sys.path[:] = path
-    for name in set(sys.modules) - modules:
-        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(tmp_path)):
-            del sys.modules[name]
+    with forget_modules(tmp_path):
+        yield tmp_path
 
 
 @pytest.fixture

@@ -286,7 +286,7 @@ def test_only_the_first_rank_notifies(monkeypatch):
 
 def test_dry_run_takes_no_command(surestep, recipe):
     answer = surestep("train", recipe(), "--dry-run", "--notify", "true")
-    assert (answer.code, "--from, --notify and --report." in answer.err) == (2, True)
+    assert (answer.code, "--from, --notify, --report and --animate." in answer.err) == (2, True)
 
 
 @pytest.mark.parametrize(

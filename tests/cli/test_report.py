@@ -164,7 +164,9 @@ def test_train_writes_the_page_of_a_run_that_ends_and_of_one_that_fails(folder, 
     assert '"state":"failed"' in page
     answer = surestep("train", recipe(), "--report", "--dry-run")
     assert answer.code == 2
-    assert "leave out --run, --resume, --allow, --from, --notify and --report" in answer.err
+    assert (
+        "leave out --run, --resume, --allow, --from, --notify, --report and --animate" in answer.err
+    )
 
 
 def test_option_that_is_set_is_not_replaced_by_report(folder, recipe, surestep):

@@ -149,7 +149,9 @@ def test_train_forks_a_different_run(surestep, recipe, folder):
 def test_dry_run_with_a_run_to_fork_is_rejected(surestep, recipe):
     answer = surestep("train", recipe(), "--dry-run", "--from", "r@3")
     assert answer.code == 2
-    assert "leave out --run, --resume, --allow, --from, --notify and --report" in answer.err
+    assert (
+        "leave out --run, --resume, --allow, --from, --notify, --report and --animate" in answer.err
+    )
 
 
 @pytest.mark.parametrize("command", ["resume", "evaluate"])

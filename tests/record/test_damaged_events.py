@@ -30,6 +30,11 @@ READ = {
         **{"weights": {"head": HISTOGRAM}, "gradients": {}},
     },
     "incident": {"event": "incident", "step": 1},
+    "decision_points": {"event": "decision_points", "x": [0.5], "y": [1.5], "labels": [2]},
+    "decision_regions": {
+        **{"event": "decision_regions", "step": 1, "measured": "average", "content": ""},
+        **{"x": [0.5, 1.5], "y": [0.5, 1.5], "n_classes": 2, "cells": 8},
+    },
     "end": {"event": "end", "status": "finished", "findings": [FINDING]},
 }
 OPTIONAL = {

@@ -69,8 +69,9 @@ def test_lock_of_a_killed_process_is_free_although_its_child_lives(tmp_path, hol
 
 def test_second_lock_of_the_same_process_is_rejected(tmp_path):
     hold = RunLock(tmp_path)
-    with pytest.raises(RunError, match="in use by another session of this process"):
-        RunLock(tmp_path / ".." / tmp_path.name)
+    expected = "in use by another session of this process.* choose another folder with --out"
+    with pytest.raises(RunError, match=expected):
+        RunLock(tmp_path / ".." / tmp_path.name, "--out")
     hold.release()
 
 

@@ -1,7 +1,8 @@
 """Make the pictures of docs/report.md: python -m tests.reports.pictures.
 
-It trains the recipe digits with three learning rates and three seeds, draws the pages in Chromium,
-and writes parts of them as PNG files of few colors. It takes two minutes.
+It trains the recipe digits with three learning rates and three seeds, and the recipe spiral. It
+draws the pages in Chromium, and writes parts of them as PNG files of few colors, and the decision
+regions as an animation. It takes two minutes.
 """
 
 import subprocess
@@ -12,6 +13,8 @@ from pathlib import Path
 
 from PIL import Image
 
+from surestep.record.run import Run
+from surestep.reports.animate import write_animation
 from surestep.reports.write import report
 from tests.browser import Browser, open_browser
 
@@ -21,9 +24,9 @@ COLORS = 255
 WIDTH, PHONE = 1180, 390
 
 
-def train(folder: Path, *options: str) -> None:
-    """Train digits; a run of a rate that is too high may fail."""
-    words = ["train", "digits", "--run", str(folder), "-q", "--logging.every", "10", *options]
+def train(folder: Path, *options: str, recipe: str = "digits") -> None:
+    """Train a recipe; a run of a rate that is too high may fail."""
+    words = ["train", recipe, "--run", str(folder), "-q", "--logging.every", "10", *options]
     subprocess.run([sys.executable, "-m", "surestep", *words], capture_output=True, check=False)
 
 
@@ -83,6 +86,10 @@ def main() -> None:
         draw(browser, run, "dark", "h1", ".chart:nth-child(2)")
         browser.set_dark(is_dark=False)
         draw(browser, run, "phone", "h1", ".chart:nth-child(1)", width=PHONE)
+        spiral = Path("runs/spiral")
+        train(spiral, "--epochs", "20", "--validation.every", "1 epoch", recipe="spiral")
+        draw(browser, report(spiral), "regions", "#decision-regions", "#decision-regions")
+        print(write_animation(Run(spiral), FOLDER / "spiral.webp"))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from surestep.base.png import encode_png
 from surestep.base.text import format_duration
 from surestep.reports.page import render_page
 from surestep.reports.write import report
+from tests.record.test_decision_regions import make_event
 from tests.reports.folders import HOSTILE, checkpoint, evaluation, log_point, write_run
 
 ASSETS = files("surestep.reports") / "assets"
@@ -19,24 +20,6 @@ UPLOT = {  # of version 1.6.32, as npm has it
     "uPlot.iife.min.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
     "uPlot.min.css": "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04",
 }
-
-
-@pytest.fixture
-def show(browser, tmp_path):
-    """Write a run, or several, and open the page; return the file."""
-
-    def show(*events, count=1, **more):
-        folders = [write_run(tmp_path / f"run {n}", events, **more) for n in range(count)]
-        browser.read_requests()
-        browser.read_console()
-        page = report(folders, tmp_path / "page.html")
-        browser.open(page)
-        browser.wait_until(lambda: browser.find_all("main"), "the page", 10)
-        if charts := browser.find_all(".charts"):  # they are drawn when they are seen
-            browser.scroll_to(charts[0])
-        return page
-
-    return show
 
 
 LATER = [1.0 + step / 1000 for step in range(51, 601)]
@@ -440,6 +423,40 @@ def test_page_shows_the_predictions(browser, show):
     browser.wait_until(lambda: browser.run(images) == [[2, 1]] * 2, "the pictures", 10)
     assert len(browser.find_all(".diagram circle")) == 2
     assert len(browser.find_all(".diagram rect")) == 1 + 3
+
+
+POINTS = {"event": "decision_points", "time": 1.0, "x": [0.5, -1.0], "y": [0.625, 0.75]}
+SHOWN = """
+    const figure = document.querySelector('.regions');
+    const dots = [...figure.querySelectorAll('circle')];
+    return [figure.querySelector('.frame').textContent,
+      figure.querySelector('image').href.baseVal.slice(0, 22),
+      dots.map(dot => [dot.cx.baseVal.value / 440, dot.cy.baseVal.value / 440])]
+"""
+
+
+def test_page_shows_the_decision_regions_of_each_evaluation(browser, show):
+    show(*USUAL, {**POINTS, "labels": [2, -1]}, make_event(2), make_event(4))
+    assert browser.read_console() == []
+    text, picture, dots = browser.run(SHOWN)
+    assert text == "step 4: val/loss 0.75"
+    assert picture == "data:image/png;base64,"
+    assert dots == [[0.5, 0.5], [0, 0]]
+    slider = "document.querySelector('.regions input')"
+    assert browser.run(f"return [{slider}.min, {slider}.max, {slider}.value]") == ["0", "1", "1"]
+    browser.run(f"{slider}.value = 0; {slider}.dispatchEvent(new Event('input'))")
+    assert browser.run(SHOWN)[0] == "step 2: val/loss 1.5"
+    assert browser.run(f"return {slider}.getAttribute('aria-valuetext')") == "step 2: val/loss 1.5"
+    assert texts(browser, ".regions .legend span") == ["class 0", "class 1", "class 2"]
+    browser.click(browser.find_all(".regions button")[0])
+    browser.wait_until(lambda: "step 4" in browser.run(SHOWN)[0], "the last frame", 10)
+    browser.wait_until(lambda: texts(browser, ".regions button") == ["Play"], "the end", 10)
+
+
+def test_damaged_decision_regions_are_counted(browser, show):
+    show(*USUAL, {**make_event(2), "content": HOSTILE})
+    assert browser.read_console() == []
+    assert texts(browser, "#decision-regions p") == ["Evaluations that are damaged: 1."]
 
 
 def range_tests(**more):

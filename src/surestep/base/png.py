@@ -4,7 +4,7 @@ import struct
 import zlib
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_COLOR_TYPES = {1: 0, 3: 2}  # by channels: gray, RGB
+_COLOR_TYPES = {1: 0, 3: 2, 4: 6}  # by channels: gray, RGB, RGBA
 
 
 def encode_png(pixels: bytes, height: int, width: int, channels: int) -> bytes:
@@ -14,7 +14,7 @@ def encode_png(pixels: bytes, height: int, width: int, channels: int) -> bytes:
         pixels: height * width * channels bytes, row by row.
         height: in pixels.
         width: in pixels.
-        channels: 1 (gray) or 3 (RGB).
+        channels: 1 (gray), 3 (RGB) or 4 (RGBA).
 
     Source: https://www.w3.org/TR/png-3/
     """

@@ -24,8 +24,8 @@ _GROUPS = ("ckpt", "mirror", "track")
 _SHELLS = ("bash", "zsh", "fish")
 _FILE_NAMES = "<files>"
 _NO_FILES = "compopt +o bashdefault +o default 2>/dev/null"  # only while bash completes
-_RECIPES = ("train", "plan", "lr-find", "search", "tune", "new")
-_WITH_RECIPE = (("train",), ("plan",), ("lr-find",), ("search",), ("tune",))
+_RECIPES = ("train", "plan", "eject", "lr-find", "search", "tune", "prove", "new")
+_WITH_RECIPE = (("train",), ("plan",), ("eject",), ("lr-find",), ("search",), ("tune",), ("prove",))
 
 # Without words, bash completes names of files, unless an option takes none.
 _BASH = """\

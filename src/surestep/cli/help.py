@@ -51,7 +51,7 @@ _GROUPS = {
     "doctor": "Rules that check the run",
     "report": "Report",
 }
-_CONFIG_FILE = "TOML file with options, or a run's config.json; the command line overrides it."
+_CONFIG_FILE = "TOML file, or a config.json of a run; typed options override it."
 _COLUMN, _WIDEST, _LONGEST_METAVAR = 30, 100, 60
 Entry = tuple[str, str]  # ("--epochs FLOAT", its description)
 

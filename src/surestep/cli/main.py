@@ -23,9 +23,11 @@ COMMANDS = {
     "train": "train RECIPE: train the model of a recipe",
     "resume": "resume RUN: resume a run from its newest checkpoint",
     "plan": "plan RECIPE: show the options of a run with their reasons, without training",
+    "eject": "eject RECIPE|RUN: print the plain PyTorch script that trains the same weights",
     "lr-find": "lr-find RECIPE: measure which learning rate to train a recipe with",
     "search": "search RECIPE: search the options of a recipe; search show STUDY shows a study",
     "tune": "tune RECIPE: measure what makes a recipe faster, and prove what keeps its numbers",
+    "prove": "prove RECIPE: train a recipe for a few steps, many times over, and compare the runs",
     "evaluate": "evaluate RUN: evaluate the best model of a run",
     "predict": "predict RUN: write the best model's prediction for every sample",
     "check": "check [PATH...]: find mistakes in training scripts, without running them",
@@ -39,21 +41,21 @@ COMMANDS = {
     "replay": "replay INCIDENT: run a failed step again",
     "mirror": "mirror push|fetch|release: copy a run to its mirror or from it",
     "track": "track replay RUN|STUDY --to TRACKER: send what was recorded to a tracker",
-    "new": "new --slurm RECIPE: write an sbatch file that trains a recipe under Slurm",
+    "new": "new project NAME: write a folder that trains at once; new slurm RECIPE: an sbatch file",
     "schedules": "schedules [SCHEDULE]: explain the learning-rate schedules",
     "losses": "losses [LOSS]: explain the losses",
     "completion": "completion SHELL: print a script that completes the command line of a shell",
     "docs": "docs [TOPIC]: print a page of the documentation, or list the pages",
 }
 
-_BY_ONE = ("evaluate", "predict", "replay", "search", "tune")
+_BY_ONE = ("eject", "evaluate", "predict", "prove", "replay", "search", "tune")
 
 USAGE = """usage: surestep COMMAND ...
 
 {commands}
 
-Built-in recipes: digits, chars, spiral, tabular, imbalanced, finetune, distill, segment, gan,
-hf; RECIPE can also be your own Python file.
+Built-in recipes: digits, chars, spiral, tabular, imbalanced, finetune, distill, segment, images,
+gan, hf; RECIPE can also be your own Python file.
 `surestep train digits` trains one; `surestep train digits --help` explains its options.
 """
 

@@ -202,7 +202,7 @@ def _load(file: RecipeFile, path: str | None, split: SplitWords) -> RecipeCall:
 
         report_other_machine(tuned, str(path))
     recipe = load_file(file)  # its own code may disable the collector
-    return call_recipe(recipe, options, set_at)
+    return replace(call_recipe(recipe, options, set_at), tuned=tuned or None)
 
 
 def _check_options(

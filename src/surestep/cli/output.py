@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,23 @@ def print_entry(heading: str, texts: Mapping[str, str]) -> None:
         for line in lines:
             console.print(line, markup=False, soft_wrap=True)
     console.print()
+
+
+def write_new_file(path: Path, text: str) -> None:
+    """Write the file of `--out`, which must not exist yet.
+
+    Raises:
+        ConfigError: it exists, or cannot be written.
+    """
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigError(f"{path} already exists. Pass --out FILE, or delete it.") from None
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written: {error.strerror}. Pass --out FILE."
+        ) from error
 
 
 def format_number(value: float | None) -> str:

@@ -32,6 +32,7 @@ def run(
     out: str | None = None,
     json: bool = False,
     redact: bool = False,
+    animate: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None,
     live: bool = False,
     port: int | None = None,
 ) -> int:
@@ -46,6 +47,7 @@ def run(
         out: The HTML file to write or replace.
         json: Print the numbers of the page as JSON, and write no page.
         redact: Leave out host, user, paths and environment.
+        animate: Write the decision regions of one run as an animation, .webp or .gif, and no page.
         live: Serve the page on this machine until Ctrl-C, and print its address. It shows what the
             runs record as they do, and new runs in the folders.
         port: The port of the live page; by default a free one.
@@ -53,13 +55,15 @@ def run(
     from surestep.reports.write import as_lists, describe, write_page
 
     if live:
-        _check_live(out=out, json=json)
+        _check_live(out=out, json=json, animate=animate)
         return serve_live(folders or [str(newest_run(_RUNS))], port, redacted=redact)
     if port is not None:
         raise ConfigError("--port is the port of a live page. Add --live.")
     if json and out is not None:
         raise ConfigError("--json writes no page. Leave it or --out out.")
     names = list_runs(folders)
+    if animate is not None:
+        return _animate(names, Path(animate), out=out, json=json, redact=redact)
     with ExitStack() as stack:
         runs = {name: stack.enter_context(open_run(name)) for name in names}
         data = describe(runs, redacted=redact)
@@ -69,6 +73,24 @@ def run(
         path = _choose_path(folders, runs) if out is None else Path(out)
         write_page(path, data)
     print_escaped(str(path))
+    return 0
+
+
+def _animate(names: Sequence[str], path: Path, **options: object) -> int:
+    """Write the animation of a run, and print its path."""
+    from surestep.reports.animate import check_animation, write_animation
+
+    for name, value in options.items():
+        if value:
+            raise ConfigError(f"--animate writes no page. Leave --{name} out.")
+    if len(names) > 1:
+        raise ConfigError(
+            f"--animate shows one run, and there are {len(names)}: {names[0]}, {names[1]} and so "
+            "on. Pass one of them."
+        )
+    check_animation(path)
+    with open_run(names[0]) as opened:
+        print_escaped(str(write_animation(opened, path)))
     return 0
 
 

@@ -42,6 +42,7 @@ from surestep.trainer.planning import TaskOrigin
 # By module, packages of the extras that recipes import. A module of another name may be a file.
 PACKAGES = {
     "sklearn": "scikit-learn",
+    "PIL": "pillow",
     **{name: name for name in ("torchmetrics", "transformers")},
 }
 
@@ -177,6 +178,7 @@ class RecipeCall:
     config: Config
     parameters: dict[str, Any]
     set_options: dict[str, str]  # where each option and argument was set, by full name
+    tuned: Mapping[str, Any] | None = None  # of the file of options, if surestep tune wrote it
 
     def task(self, system: SystemInfo | None = None) -> Task:
         """Call the recipe's function; see `Recipe.build`."""
@@ -194,7 +196,8 @@ class RecipeCall:
             for name, parameter in self.recipe.parameters.items()
             if name not in self.parameters and parameter.default is not parameter.empty
         }
-        return TaskOrigin(name, recipe, self.parameters, defaults, self.set_options)
+        set_options, tuned = self.set_options, self.tuned
+        return TaskOrigin(name, recipe, self.parameters, defaults, set_options, tuned=tuned)
 
 
 def call_recipe(

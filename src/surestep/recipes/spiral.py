@@ -14,6 +14,7 @@ config = surestep.Config(
     schedule=surestep.Schedule(name="cosine", warmup="5%"),
     validation=surestep.Validation(every="5 epochs", metric="accuracy"),
 )
+callbacks = [surestep.DecisionRegions()]
 
 
 def points(samples: int, noise: float) -> tuple[Tensor, Tensor]:

@@ -50,7 +50,7 @@ class RunLock:
         if self.folder in _held:
             raise RunError(
                 f"{folder} is in use by another session of this process. Call its close(), or "
-                "choose another folder with run=."
+                f"choose another folder with {option}."
             )
         path = self.folder / LOCK
         is_new = not os.path.lexists(path)

@@ -24,6 +24,7 @@ from surestep.record.schemas import UNDOING
 _ALWAYS = ("time", "train/loss", "grad_norm", "lr")  # columns of each run, in this order
 _LOG_POINT = ("epoch", "time", "items", "samples", "seconds", "data_wait_s", "peak_memory")
 _STARTS = ("resume", "restart")  # of another process
+_LARGE = ("histograms", "decision_regions")  # events
 _LAYERS = {"grad_norm", "weight_norm", "update_norm"}
 
 
@@ -100,6 +101,7 @@ class Records:
             each (n,), NaN if it was not recorded.
         layers: "grad_norm", "weight_norm" and "update_norm" of each layer, by its name; its
             rows are steps.
+        regions: the event of the decision regions of an evaluation, by its step.
         events: all others but histograms, in order, also those of steps that were repeated.
         seconds: of training, of all steps.
         data_wait_s: seconds of them that waited for data.
@@ -110,6 +112,7 @@ class Records:
     trained: NDArray[np.int64]
     log_points: Mapping[str, NDArray[np.float64]]
     layers: Mapping[str, Mapping[str, Column]]
+    regions: Mapping[int, Mapping[str, Any]]
     events: Sequence[Mapping[str, Any]]
     seconds: float
     data_wait_s: float
@@ -133,6 +136,7 @@ class RecordReader:
         self.dense: defaultdict[str, _Series] = defaultdict(_Series)  # their values
         self.rates: defaultdict[str, _Values] = defaultdict(_Values)
         self.evaluations: dict[int, dict[str, float]] = {}
+        self.regions: dict[int, Mapping[str, Any]] = {}
         self.final: list[FinalResult] = []
 
     def add(self, event: Mapping[str, Any] | LogPoints) -> None:
@@ -151,11 +155,13 @@ class RecordReader:
             return
         if kind == "evaluation":
             self.add_evaluation(event)
+        elif kind == "decision_regions":
+            self.regions[event["step"]] = event
         elif kind in UNDOING:
             self.undo(event["step"])
-            found = self.evaluations
-            self.evaluations = {at: found[at] for at in found if at <= event["step"]}
-        if kind != "histograms":  # they are large
+            self.evaluations = _keep_until(event["step"], self.evaluations)
+            self.regions = _keep_until(event["step"], self.regions)
+        if kind not in _LARGE:
             self.events.append(event)
 
     def note_time(self, time: Any) -> None:
@@ -234,6 +240,7 @@ class RecordReader:
                 kind: {name: column.build() for name, column in by_name.items()}
                 for kind, by_name in self.layers.items()
             },
+            dict(self.regions),
             tuple(self.events),
             float(np.add.accumulate(self.seconds)[-1]),  # as one after the other
             float(np.add.accumulate(self.data_wait_s)[-1]),
@@ -282,6 +289,11 @@ def load_records(folder: Path) -> Records:
         RunError: the file is missing, cannot be read, or is of a newer surestep.
     """
     return read_records(read_in_bulk(folder / "events.jsonl"))
+
+
+def _keep_until(step: int, found: dict[int, Any]) -> dict[int, Any]:
+    """Return what is not after a step."""
+    return {at: value for at, value in found.items() if at <= step}
 
 
 def _has(steps: array[int], step: int) -> bool:

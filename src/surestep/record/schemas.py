@@ -25,6 +25,8 @@ MEMORY_FORMAT = 1
 EVENTS_FORMAT = 2
 STUDY_FORMAT = 3
 MIRROR_FORMAT = 1
+PROOF_FORMAT = 1
+PROOF = "proof.json"  # in a run that surestep train --prove began
 UNDOING = ("resume", "restart", "rollback")  # events that undo the steps after their own
 LARGEST = 2**40  # steps, epochs: more than any run has
 MAX_INT = 2**63 - 1
@@ -153,6 +155,7 @@ _CONFIG = _open(
         "machine": dict[str, Any],
         "modules": dict[str, dict[str, Any]],
         "study": str,
+        "tuned": dict[str, Any],
         "from": _open({"run": str, "which": str, "step": Count}) | None,
         "lr_find": Positive,
     },
@@ -245,6 +248,7 @@ def _as_options(found: Any) -> Any:
 
 PLAN = adapter(_annotated[Any, PlainValidator(_as_options)])  # value by option
 ENVIRONMENT = adapter(dict[str, Any])
+PROVED = adapter(dict[str, Any])  # the content of PROOF
 EVENT = adapter(_open({"event": str}, {"time": Number}))
 AT_STEP = adapter(_open({"step": Count}))
 _WARM_START = _open({"study": str, "name": str, "numbers": list_of[Size], "is_other": bool})
@@ -332,6 +336,21 @@ EVENTS: dict[str, TypeAdapter[Any]] = {  # those that are read again
             {
                 **{"time": Finite, "step": Count},
                 **dict.fromkeys(("weights", "gradients"), dict_of[str, _HISTOGRAM]),
+            }
+        )
+    ),
+    "decision_points": adapter(
+        _open({**dict.fromkeys(("x", "y"), list_of[Finite]), "labels": list_of[int]})
+    ),
+    "decision_regions": adapter(
+        _open(
+            {
+                **{"step": Count, "measured": Literal["weights", "average"], "content": str},
+                **dict.fromkeys(
+                    ("x", "y"), _annotated[list[Finite], Field(min_length=2, max_length=2)]
+                ),
+                "cells": Annotated[int, Field(ge=1, le=256)],
+                "n_classes": Annotated[int, Field(ge=1, le=64)],
             }
         )
     ),

@@ -16,7 +16,7 @@ from surestep.record.checkpoint.discovery import scan_checkpoints
 from surestep.record.io import read_json
 from surestep.record.records import Records, load_records
 from surestep.record.run import Run
-from surestep.record.schemas import ENVIRONMENT, PLAN_ENTRIES, UNDOING
+from surestep.record.schemas import ENVIRONMENT, PLAN_ENTRIES, PROOF, PROVED, UNDOING
 from surestep.reports.charts import MOST, list_charts, list_layers
 from surestep.reports.curves import (
     RANGES,
@@ -27,9 +27,12 @@ from surestep.reports.curves import (
     find_spikes,
     thin_chart,
 )
+from surestep.reports.decision_regions import describe_regions
 from surestep.reports.diagnosis import diagnose
 from surestep.reports.predictions import describe_predictions
+from surestep.reports.proof import describe_proof
 from surestep.reports.range_tests import describe_range_tests
+from surestep.reports.tuned import describe_tuned
 
 REPORT_FORMAT = 1
 _AXIS_POINTS = 500
@@ -71,6 +74,8 @@ def describe_numbers(run: Run, name: str, records: Records) -> dict[str, Any]:
     config, status = run.config, run.status
     found = diagnose(run, name, records)
     plan = _read(run, "plan.json", PLAN_ENTRIES, [])
+    environment = _read(run, "environment.json", ENVIRONMENT, {})
+    proved = describe_proof(_read(run, PROOF, PROVED, {}), config, environment)
     return {
         "format": REPORT_FORMAT,
         "version": VERSION,
@@ -80,7 +85,10 @@ def describe_numbers(run: Run, name: str, records: Records) -> dict[str, Any]:
         "reason": str(status.get("reason", "")),
         "step": found["step"],
         "total_steps": found["total_steps"],
-        "facts": _list_facts(config, config.get("decided", {}), records),
+        "facts": [
+            *_list_facts(config, config.get("decided", {}), records),
+            *([["proved", proved]] if proved else []),
+        ],
         "best": _describe_best(run, records),
         "time": _describe_time(records, status),
         "curve": found["curve"],
@@ -100,10 +108,12 @@ def describe_numbers(run: Run, name: str, records: Records) -> dict[str, Any]:
             if isinstance(change, dict)
         ],
         "predictions": describe_predictions(run, plan),
+        "regions": describe_regions(records, None if run.monitor is None else run.monitor[0]),
         "range_tests": describe_range_tests(records.events),
+        "tuned": describe_tuned(config),
         "plan": plan,
         "config": {key: config[key] for key in ("config", "task", "data") if config.get(key)},
-        "environment": _read(run, "environment.json", ENVIRONMENT, {}),
+        "environment": environment,
     }
 
 

@@ -21,7 +21,8 @@ from surestep.reports.redact import redact
 
 PAGE = "report.html"
 ENDINGS = (".html", ".htm")  # so that no file of a run is replaced
-ASSETS = (*CHARTS, "predictions.js", "run.js", "runs.js", "start.js")  # the last runs the others
+# The last one runs the others.
+ASSETS = (*CHARTS, "predictions.js", "regions.js", "run.js", "runs.js", "start.js")
 LIVE_ASSETS = (*ASSETS[:-1], "live.js", ASSETS[-1])
 
 

@@ -18,7 +18,7 @@ from surestep.engine.task.task import Task
 from surestep.trainer.trackers import check_trackers
 
 
-def _check_main_guard() -> None:
+def check_main_guard() -> None:
     """Check that this is not a process of multiprocessing that imports the script."""
     if getattr(current_process(), "_inheriting", False):
         raise ConfigError(
@@ -36,14 +36,25 @@ def check_arguments(task: Any, config: Any, run: Any, callbacks: Any, trackers: 
         if callable(task) and not isinstance(task, nn.Module | type):
             hint = "Call it, and pass the Task that it returns."
         raise TaskError(f"task is {describe_value(task)}, not a Task. {hint}")
-    if not isinstance(config, Config):
-        raise ConfigError(
-            f"config is {describe_value(config)}. Pass surestep.Config(epochs=10, ...)."
-        )
+    check_config(config)
     if run is not None and not isinstance(run, str | os.PathLike):
         raise ConfigError(f"run={run!r} is not a path. Pass the run folder: run='runs/mine'.")
     if run is not None:
         reject_pattern(run)
+    check_callbacks(callbacks)
+    check_main_guard()
+
+
+def check_config(config: Any) -> None:
+    """Check the type of a config."""
+    if not isinstance(config, Config):
+        raise ConfigError(
+            f"config is {describe_value(config)}. Pass surestep.Config(epochs=10, ...)."
+        )
+
+
+def check_callbacks(callbacks: Any) -> None:
+    """Check the types of callbacks, and each of their hooks."""
     if isinstance(callbacks, str) or not isinstance(callbacks, Sequence):
         raise ConfigError(
             f"callbacks is {describe_value(callbacks)}, not a list. Pass objects: "
@@ -56,7 +67,6 @@ def check_arguments(task: Any, config: Any, run: Any, callbacks: Any, trackers: 
                 "Derive your class from it, and pass an object: callbacks=[MyCallback()]."
             )
         check_hooks(callback)
-    _check_main_guard()
 
 
 def plugin_callbacks(plan: Plan) -> list[Callback]:

@@ -143,9 +143,21 @@ class Evaluations:
             if which is not None:
                 with self._using_checkpoint(which):
                     return self._evaluator.predict(split, mc_dropout)
-            average = self._average()
-            with nullcontext() if average is None else average.swapped_in():
+            with self._using_average():
                 return self._evaluator.predict(split, mc_dropout)
+
+    def predict_inputs(self, data: Any) -> Predictions:
+        """Predict for inputs outside the splits, with the weights that evaluations use.
+
+        Args:
+            data: a tuple of tensors, or a dict of them by the names of arguments of the model.
+        """
+        with self._loop.log.pause_clock(), self._using_average():
+            return self._evaluator.predict_inputs(data)
+
+    def _using_average(self) -> AbstractContextManager[Any]:
+        average = self._average()
+        return nullcontext() if average is None else average.swapped_in()
 
     def fit_memory(self, fitting: Fitting) -> None:
         """Evaluate in batches that fit in memory; note now where each validation set starts.

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -57,6 +57,7 @@ from surestep.trainer.rank_zero import choose_checkpoint
 if TYPE_CHECKING:  # only with report.samples
     from surestep.engine.evaluate.collect_predictions import PredictionCollector
 
+_ROWS = 1024  # of inputs outside the splits, in a batch
 _AGREE_EVERY = 16  # batches between two exchanges of the ranks
 Warn = Callable[[str], object]
 OnBatch = Callable[[int, int | None], object]
@@ -179,8 +180,17 @@ class Evaluator:
 
     def predict(self, split: str, mc_dropout: int | None) -> Predictions:
         """Predict each sample of a split."""
+        return self._predict(_predict_loader(self.task, self.plan, split), mc_dropout)
+
+    def predict_inputs(self, data: Any) -> Predictions:
+        """Predict for inputs outside the splits: a tuple or a dict of tensors, as arguments."""
+        task = replace(self.task, inputs=None, collate_fn=None)
+        plan = self.plan.replace(validation_batch_size=_ROWS)
+        return self._predict(make_predict_loader(data, "inputs", task=task, plan=plan), None)
+
+    def _predict(self, loader: BatchLoader, mc_dropout: int | None) -> Predictions:
         self.sync_buffers()
-        loader, context = _predict_loader(self.task, self.plan, split), self.loop.context
+        context = self.loop.context
         function = partial(
             predict,
             self.loop.state.model,

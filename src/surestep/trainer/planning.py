@@ -66,6 +66,7 @@ class TaskOrigin:
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of its other parameters
     set_options: Mapping[str, str] = field(default_factory=dict)  # where each option was set
     study: str | None = None  # the search that the run is a trial of
+    tuned: Mapping[str, Any] | None = None  # what surestep tune wrote about the options
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from surestep.trainer.arguments import check_arguments, plugin_callbacks
 from surestep.trainer.best_metric import measure_on, reset_best
 from surestep.trainer.build import BuiltLoop, build
 from surestep.trainer.config_diff import may_change_data
+from surestep.trainer.decision_regions import open_callbacks
 from surestep.trainer.evaluator import Evaluator
 from surestep.trainer.explain_memory import explain_memory_errors
 from surestep.trainer.fit_memory import fit_memory, plan_first_sizes
@@ -128,7 +129,7 @@ def prepare(
         callbacks = [*callbacks, *plugin_callbacks(plan)]
         starting = Failure("before the first step", planned, planned.model)
         with world.explain_errors(), explain_memory_errors(starting):
-            session, built, init = _open_session(planned, decision, opened, callbacks)
+            session, built, init, callbacks = _open_session(planned, decision, opened, callbacks)
         display = open_progress(plan, session.state.progress.step, is_shown=world.is_first)
         in_background: list[InBackground] = [*senders.followers, *opened.mirrors]
         parts = list_parts(session, built, recorder, display, callbacks, in_background, start_time)
@@ -215,11 +216,12 @@ def _open_session(
     decision: ResumeDecision,
     opened: Opened,
     callbacks: Sequence[Callback],
-) -> tuple[Session, BuiltLoop, InitReport | None]:
+) -> tuple[Session, BuiltLoop, InitReport | None, Sequence[Callback]]:
     """Make the session, load its state, and write what it is to its folder.
 
     Returns:
-        The session, its loop, and what the initial weights were read from.
+        The session, its loop, what the initial weights were read from, and the callbacks, with
+        what records for those that only declare it.
     """
     checkpoint, plan, task = decision.checkpoint, planned.plan, planned.task
     world, settings, recorder = opened.world, opened.settings, opened.recorder
@@ -250,6 +252,8 @@ def _open_session(
         if isinstance(source := loop.loader.source, StreamLoader):
             source.may_differ = decision.parent is not None or may_change_data(decision.changes)
     check_can_be_saved(session.state, is_started=False)
+    if not decision.finished:  # before the folder is a run: this may reject a callback
+        callbacks = open_callbacks(callbacks, session, recorder)
     is_other_set = measure_on(plan, session.state, decision.identity["validation"], task)
     if decision.is_other_metric or is_other_set:
         for plateau in (session.state.plateau, *session.state.plateaus.values()):
@@ -265,4 +269,4 @@ def _open_session(
         world.monitor.attach(lambda: session.state.progress.step, record_stall)
     if not decision.finished:
         run_on_rank_zero(world, lambda: record_start(recorder, decision, planned, session, init))
-    return session, built, init
+    return session, built, init, callbacks

@@ -112,7 +112,7 @@ def decide_resume(
     before = recorder.run.config if recorder.published else {}
     if recorder.published and from_ is not None:
         _check_parent(recorder, before.get("from"), from_)
-    identity |= {name: before[name] for name in ("lr_find",) if name in before}
+    identity |= {name: before[name] for name in ("lr_find", "tuned") if name in before}
     identity["from"] = before.get("from")
     if checkpoint is not None:
         return _resume(recorder, checkpoint, before, identity, planned, allow)

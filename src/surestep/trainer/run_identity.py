@@ -52,6 +52,7 @@ def run_identity(origin: TaskOrigin, planned: PreparedTask) -> dict[str, Any]:
         "format": CONFIG_FORMAT,
         "recipe": to_jsonable(dict(origin.recipe)),
         **({} if origin.study is None else {"study": origin.study}),
+        **({} if origin.tuned is None else {"tuned": to_jsonable(dict(origin.tuned))}),
         "code": hash_user_modules(origin.recipe.get("path")),
         "task": to_jsonable(dict(origin.parameters)),
         "task_defaults": {

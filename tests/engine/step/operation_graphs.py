@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tests.laws.support.host_reads import KERNELS, host_reads
+from surestep.laws.host_reads import KERNELS, host_reads
 
 PERMITTED = "operation not permitted when stream is capturing"
 

@@ -15,10 +15,10 @@ import surestep
 from surestep.base.errors import NonFiniteError, TaskError
 from surestep.engine.step import loop
 from surestep.engine.step.graphed_steps import GraphedSteps
+from surestep.laws.host_reads import host_reads
 from surestep.trainer import prepare
 from surestep.trainer.session import Session
 from tests.engine.step.operation_graphs import OperationGraphs
-from tests.laws.support.host_reads import host_reads
 from tests.laws.support.nonfinite_tasks import BATCH, bomb
 from tests.laws.support.tasks import (
     assert_same,

@@ -11,7 +11,7 @@ from torch.nn.utils import clip_grad_norm_
 import surestep
 from surestep.engine.step import step_log
 from surestep.engine.step.layer_norms import LayerNormMeter
-from tests.laws.support.host_reads import host_reads
+from surestep.laws.host_reads import host_reads
 from tests.laws.support.tasks import assert_same, session_of, snapshot, train
 
 STEPS, BATCH, MAX_NORM = 6, 12, 0.05

@@ -11,6 +11,7 @@ from surestep.reports.live.follow_run import RunFollower
 from surestep.reports.live.follow_runs import RunsFollower
 from surestep.reports.live.server import serve
 from surestep.reports.write import LIVE_ASSETS
+from tests.record.test_decision_regions import make_event
 from tests.reports.folders import HOSTILE, checkpoint, evaluation, log_point
 from tests.reports.live.runs import append, end_run, hold, start_run
 
@@ -99,6 +100,19 @@ def test_points_arrive_in_place_and_no_request_leaves_the_server(browser, open_l
     )
     assert all(request.startswith(address) for request in browser.read_requests())
     assert browser.read_console() == []
+
+
+@pytest.mark.parametrize(("chosen", "stays"), [(0, "step 1"), (1, "step 3")])
+def test_chosen_decision_regions_stay_and_the_newest_follow(browser, open_live, run, chosen, stays):
+    append(run, make_event(1), make_event(2))
+    follower = RunFollower(Run(run), str(run))
+    open_live(follower)
+    slider = "document.querySelector('.regions input')"
+    browser.run(f"{slider}.value = {chosen}; {slider}.dispatchEvent(new Event('input'))")
+    append(run, log_point(3, [1.0]), make_event(3))
+    follower.update()
+    browser.wait_until(lambda: browser.run(f"return {slider}.max") == "2", "the new regions", 15)
+    assert browser.run("return document.querySelector('.frame').textContent") == stays
 
 
 def test_hidden_curve_stays_hidden_and_new_ones_appear(browser, open_live, run):

@@ -19,7 +19,7 @@ def describe_model_io(model: nn.Module, micro: MicroBatch, outputs: Any) -> dict
     nested value is named like "hidden.0". Of a value that is not a tensor the dtype is
     like "python int".
     """
-    parameters = _parameter_names(model)
+    parameters = parameter_names(model)
     positional = [*parameters, *(f"input.{i}" for i in range(len(parameters), len(micro.args)))]
     inputs = dict(zip(positional, micro.args, strict=False)) | dict(micro.kwargs)
     order = {name: place for place, name in enumerate(parameters)}
@@ -33,7 +33,7 @@ def describe_model_io(model: nn.Module, micro: MicroBatch, outputs: Any) -> dict
     }
 
 
-def _parameter_names(model: nn.Module) -> list[str]:
+def parameter_names(model: nn.Module) -> list[str]:
     """Return the names of the positional parameters of `forward`; empty if they are not known."""
     try:
         parameters = inspect.signature(model.forward).parameters.values()

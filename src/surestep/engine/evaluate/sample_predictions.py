@@ -94,6 +94,36 @@ def why_not_shown(loss: Loss) -> str:
     return f"the loss {name} does not define one prediction to compare with the target"
 
 
+def choose_classes(loss: Loss, outputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the predicted class or label of each element, and its probability.
+
+    Args:
+        loss: defines a class or labels.
+        outputs: of the model, with a row for each sample; those of classes have a class dimension.
+
+    Returns:
+        The predictions, -1 if the outputs are not finite, and their probabilities.
+    """
+    module = loss.module
+    if find_kind(loss) == "labels":
+        return _choose_labels(_find_probability(module, _wide(at_least_fp32(outputs))))
+    logits = at_least_fp32(outputs).movedim(getattr(module, "class_dim", 1), 1)
+    top, predictions = logits.max(1)
+    is_log = isinstance(module, nn.NLLLoss)
+    confidence = _wide(top if is_log else top - logits.logsumexp(1)).exp()
+    return predictions.where(confidence.isfinite(), -1), confidence
+
+
+def _choose_labels(probability: Tensor) -> tuple[Tensor, Tensor]:
+    predictions = (probability >= 0.5).long().where(probability.isfinite(), -1)
+    return predictions, torch.where(predictions == 1, probability, 1 - probability)
+
+
+def _find_probability(module: Any, outputs: Tensor) -> Tensor:
+    """Return the probability of the label 1."""
+    return outputs if isinstance(module, nn.BCELoss) else outputs.sigmoid()
+
+
 def predict_rows(loss: Loss, outputs: Tensor, targets: Tensor) -> Rows:
     """Return the predictions of a micro-batch.
 
@@ -104,9 +134,9 @@ def predict_rows(loss: Loss, outputs: Tensor, targets: Tensor) -> Rows:
     """
     kind, module = find_kind(loss), loss.module
     if kind == "classes":
-        return _predict_classes(module, outputs, targets)
+        return _predict_classes(loss, outputs, targets)
     if kind == "labels":
-        return _predict_labels(module, outputs, targets)
+        return _predict_labels(loss, outputs, targets)
     assert module is not None
     outputs, targets = at_least_fp32(outputs), targets.to(at_least_fp32(outputs).dtype)
     losses = _NUMBERS[type(module)](module)(outputs, targets)
@@ -115,7 +145,8 @@ def predict_rows(loss: Loss, outputs: Tensor, targets: Tensor) -> Rows:
     return Rows(kept, wanted, found, None, _by_sample(losses).mean(1), classes=0)
 
 
-def _predict_classes(module: Any, outputs: Tensor, targets: Tensor) -> Rows:
+def _predict_classes(loss: Loss, outputs: Tensor, targets: Tensor) -> Rows:
+    module: Any = loss.module
     if isinstance(module, LossModule):
         targets = module.labels(targets)
         weight = getattr(module, "weights", None)
@@ -126,25 +157,24 @@ def _predict_classes(module: Any, outputs: Tensor, targets: Tensor) -> Rows:
     weight = None if weight is None else weight.to(logits.dtype)
     ignored = IGNORED if module.ignore_index is None else int(module.ignore_index)
     options: dict[str, Any] = {"weight": weight, "ignore_index": ignored, "reduction": "none"}
-    top, predictions = logits.max(1)
+    predictions, confidence = choose_classes(loss, outputs)
     if targets.is_floating_point():
         probabilities = targets.movedim(class_dim, 1).to(logits.dtype)
         classes = probabilities.argmax(1)
-        kept, counts = torch.ones_like(classes, dtype=torch.bool), torch.ones_like(top)
+        kept = torch.ones_like(classes, dtype=torch.bool)
+        counts = kept.to(logits.dtype)
     else:
         probabilities, classes = None, targets.long()
         kept = classes != ignored
-        counts = kept.to(top.dtype)
+        counts = kept.to(logits.dtype)
         if weight is not None:
             counts = counts * weight[classes.where(kept, 0)]
     if isinstance(module, nn.NLLLoss):
-        losses, confidence = functional.nll_loss(logits, classes, **options), _wide(top).exp()
+        losses = functional.nll_loss(logits, classes, **options)
     else:
         wanted = classes if probabilities is None else probabilities
         smoothing = float(module.label_smoothing)
         losses = functional.cross_entropy(logits, wanted, label_smoothing=smoothing, **options)
-        confidence = _wide(top - logits.logsumexp(1)).exp()
-    predictions = predictions.where(confidence.isfinite(), -1)
     return Rows(
         _by_sample(kept),
         _by_sample(classes),
@@ -155,14 +185,13 @@ def _predict_classes(module: Any, outputs: Tensor, targets: Tensor) -> Rows:
     )
 
 
-def _predict_labels(module: Any, outputs: Tensor, targets: Tensor) -> Rows:
+def _predict_labels(loss: Loss, outputs: Tensor, targets: Tensor) -> Rows:
+    module: Any = loss.module
     outputs = _wide(at_least_fp32(outputs))
     wanted, kept = targets.to(outputs.dtype), torch.ones_like(outputs, dtype=torch.bool)
     if isinstance(module, nn.BCELoss):
-        probability = outputs
         losses = functional.binary_cross_entropy(outputs, wanted, module.weight, reduction="none")
     else:
-        probability = outputs.sigmoid()
         weight, pos_weight = getattr(module, "weight", None), getattr(module, "pos_weight", None)
         if isinstance(module, Binary):
             weight, pos_weight = None, module.weights_like(outputs)
@@ -174,9 +203,8 @@ def _predict_labels(module: Any, outputs: Tensor, targets: Tensor) -> Rows:
         losses = functional.binary_cross_entropy_with_logits(
             outputs, wanted, weight, pos_weight=pos_weight, reduction="none"
         )
-    losses, known = losses * kept, probability.isfinite()
-    predictions = (probability >= 0.5).long().where(known, -1)
-    confidence = torch.where(predictions == 1, probability, 1 - probability)
+    losses = losses * kept
+    predictions, confidence = _choose_labels(_find_probability(module, outputs))
     labels = (targets >= 0.5).long()
     return Rows(
         _by_sample(kept),

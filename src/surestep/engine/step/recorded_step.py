@@ -91,7 +91,7 @@ class RecordedStep:
 
     def compute_gradients(self, context: StepContext, batch: Batch, divisor: float) -> list[Logged]:
         """Replay the micro-batches; return what they log."""
-        context.strategy.fill_seeds(divisor)
+        context.strategy.fill_loss_gradients(1 / divisor)
         logged: list[Logged] = []
         for parameter, grad in self.grads:
             parameter.grad = grad

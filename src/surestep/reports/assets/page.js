@@ -62,6 +62,7 @@ function rememberUse(before) {
   const summaries = new Set(find(before, "details[open] > summary").map(one => one.textContent));
   const sorted = find(before, "table").map(table => table.querySelector("[aria-sort]"));
   const scrolled = find(before, ".scroll").map(one => [one.scrollLeft, one.scrollTop]);
+  const moved = find(before, "input[type=range]").map(one => one.value === one.max ? null : one.value);
   const focused = find(before, "button, input, summary").indexOf(document.activeElement);
   return node => {
     for (const summary of find(node, "summary"))
@@ -74,6 +75,11 @@ function rememberUse(before) {
       if (sorted[at].getAttribute("aria-sort") === "descending") button.click();
     });
     find(node, ".scroll").forEach((one, at) => one.scrollTo(...scrolled[at] ?? [0, 0]));
+    find(node, "input[type=range]").forEach((one, at) => {
+      if (moved[at] == null) return;
+      one.value = moved[at];
+      one.dispatchEvent(new Event("input"));
+    });
     if (focused >= 0) find(node, "button, input, summary")[focused]?.focus({preventScroll: true});
   };
 }

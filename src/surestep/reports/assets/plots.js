@@ -275,15 +275,16 @@ class Plot {
    * marks: {trial, kind, values, texts}, where the texts of each point are shown under the mouse;
    *   with isLine, it goes through all of its values. size: its class.
    * keys: kinds of marks that the legend explains. scale: of shades, for the legend.
+   * what: a mark with a number shows.
    */
-  constructor(selection, {title, note, frame, marks, keys = [], size = "", scale = null}) {
+  constructor(selection, {title, note, frame, marks, keys = [], size = "", scale = null, what = "trial"}) {
     Object.assign(this, {selection, frame, hidden: new Set()});
     this.elements = new Map();  // by the number of the trial
     this.marks = [...marks].sort((a, b) => ORDER.indexOf(a.kind) - ORDER.indexOf(b.kind));
     this.title = title.map(part => part.textContent ?? part).join("");
     const count = marks.filter(mark => mark.trial !== null).length;
-    this.svg = draw("svg", {tabindex: 0, role: "img", "aria-label": `${this.title}: ${count} trials. ` +
-      "Use the arrow keys to move, and Enter to select a trial."});
+    this.svg = draw("svg", {tabindex: 0, role: "img", "aria-label": `${this.title}: ${count} ${what}s. ` +
+      `Use the arrow keys to move, and Enter to select a ${what}.`});
     this.tip = make("div", {class: "tip", role: "status", hidden: ""});
     this.holder = make("div", {class: "drawing"}, this.svg, this.tip);
     const entries = keys.map(key => this.makeEntry(key));

@@ -19,8 +19,11 @@ function showRun(data) {
       make("div", {}, make("p", {class: "soft small"}, what), makeCommand(command))))),
     makeCharts(view, data.charts, "No step has been recorded yet."),
     add(["omitted", "omitted_charts"], describeOmitted),
+    add(["regions"], ({regions}) => makeRegions(regions)),
     add(["predictions"], ({predictions}) => makePredictions(predictions)),
     add(["range_tests"], ({range_tests: found}) => makeRangeTests(found)),
+    add(["tuned"], ({tuned}) => makeSection("What surestep tune measured", tuned ? [
+      makeTable(tuned.columns, tuned.rows, {caption: "rungs"}), make("p", {class: "soft small"}, tuned.about)] : null)),
     add(["plan"], ({plan}) => makeSection("Options", plan.length ? makeFilteredTable(["option", "value", "reason"],
       plan.map(({option, value, reason}) => [option, JSON.stringify(value), reason ?? ""]),
       "options with their reasons") : null)),

@@ -114,6 +114,9 @@ function makeBest({data, names, best, winner, isSingle, selection}) {
     makeTable(["trial", ...names], trials.map(one => [makeNumberCell(one, selection), ...one.values.map(makeCell)])));
   const pairs = data.parameters.filter(one => one.key in trial.params).map(one =>
     [one.name, String(readParameter(one, trial))]);
+  data.others.forEach((name, at) => {
+    if (trial.measured[at] !== null) pairs.push([name, formatNumber(trial.measured[at], DIGITS)]);
+  });
   if (trial.run) pairs.push(["run folder", `trials/${trial.run}`]);
   for (const [name, value] of Object.entries(winner?.test ?? {}))
     pairs.push([name, `${formatNumber(value, DIGITS)} (measured once, at the end)`]);

@@ -166,19 +166,28 @@ def read_data(loop: Loop, task: Task, plan: Plan) -> DataCase | None:
     same = tuple(name for name, data in sets.items() if data is task.train)
     to_read = {name: data for name, data in sets.items() if name not in same}
     seconds = math.inf if plan.doctor_check_data == "all" else _SECONDS / 2
-    train = _read_split(task.train, "train", task, plan, seconds)
+    train = read_split(task.train, "train", task, plan, seconds)
     if train is None:
         return None
     if plan.exclude_samples is not None:
         train = replace(train, n_excluded=len(plan.exclude_samples.samples))
     found = [
-        _read_split(to_read[name], name, task, plan, seconds / len(to_read)) for name in to_read
+        read_split(to_read[name], name, task, plan, seconds / len(to_read)) for name in to_read
     ]
     return DataCase(task, plan, loop, train, tuple(filter(None, found)), same)
 
 
-def _read_split(data: Any, name: str, task: Task, plan: Plan, seconds: float) -> ReadSplit | None:
-    """Read samples of a split for so many seconds; None if there are none to read."""
+def read_split(data: Any, name: str, task: Task, plan: Plan, seconds: float) -> ReadSplit | None:
+    """Read samples of a split for so many seconds; None if there are none to read.
+
+    Args:
+        data: of the split.
+        name: of the split.
+        task: has what loads and splits a batch.
+        plan: the options of the run.
+        seconds: after which no other sample is read; infinite reads all. Samples that are in memory
+            need none.
+    """
     if is_stream(data):
         return _read_stream(data, name, task, plan, min(seconds, _SECONDS / 2))
     count = count_samples(data, name)

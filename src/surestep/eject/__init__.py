@@ -1,0 +1,1 @@
+"""The plain PyTorch script of a Plan: `surestep eject`."""
