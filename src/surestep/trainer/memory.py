@@ -67,7 +67,8 @@ def find_largest_micro_batch(planned: PreparedTask, limit: int) -> int:
 def find_largest_eval_batch(planned: PreparedTask, limit: int) -> int:
     """Find the largest batch of an evaluation, as `find_largest_micro_batch` does.
 
-    It is at most the number of samples of the largest validation set.
+    It is at most the number of samples of the largest validation set; of a stream without a
+    length, the size of a batch in training.
     """
     sets = planned.task.val_sets()
     if not sets:
@@ -75,7 +76,8 @@ def find_largest_eval_batch(planned: PreparedTask, limit: int) -> int:
     own = [name for name, data in sets.items() if (loader_settings(data) or {}).get("batch_size")]
     if reason := why_one_size(planned) or ", ".join(f"{name} is a DataLoader" for name in own):
         raise ConfigError(f"No size of a batch to evaluate can be found: {reason}.")
-    most = max(count_samples(data, name) or 1 for name, data in sets.items())
+    counts = [count_samples(data, name) for name, data in sets.items()]
+    most = max(planned.plan.batch_size if count is None else max(1, count) for count in counts)
 
     def run(tracer: StepTracer) -> int:
         return find_largest(lambda n: tracer.trace_evaluation(n).peak, most, limit)
