@@ -109,7 +109,9 @@ def test_options_that_fail_say_why_and_the_next_are_measured(measurer, fails, re
 
 
 def test_start_of_a_process_has_a_time_limit_of_its_own(measurer, monkeypatch):
+    start = subprocess.Popen
     monkeypatch.setattr(measuring_process, "_START_S", 0.0)
+    monkeypatch.setattr(subprocess, "Popen", lambda _, **more: start(["sleep", "60"], **more))
     with pytest.raises(MeasuringFailed, match="no answer for 0 s"):
         measurer.describe({}, [])
 
