@@ -68,6 +68,7 @@ class Parts(NamedTuple):
     loss: Callable[[Tensor, Tensor], Tensor]
     train: Any
     val: Any
+    sampled_by: Any
     collate_fn: Callable[[list[Any]], Any]
     metrics: dict[str, Callable[[Tensor, Tensor], Any]]
     ratios: dict[str, Callable[[Tensor, Tensor], Any]]
@@ -464,4 +465,6 @@ def train() -> None:
                 scaler=scaler.state_dict(),  # ? scales
                 progress=asdict(progress),
             )
+    # Before its threads have released all tensors, the end of a group may wait for ever.  # ? ranks
+    dist.barrier()  # ? ranks
     dist.destroy_process_group()  # ? ranks
