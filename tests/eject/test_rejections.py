@@ -35,7 +35,17 @@ OPTIONS = {
 }
 TASKS = {
     "manual step": ("", "step=lambda manual_step: None,", r"Task\(step=...\): a manual step"),
-    "sampler": ("", "sampler=surestep.samplers.sequential(),", "the order of a sampler"),
+    "sampler of a name": ("", "sampler=SAMPLER,", r"Call surestep.samplers there: shuffled, seq"),
+    "sampler of another kind": (
+        "",
+        "sampler=surestep.samplers.mixture({'a': 1.0}),",
+        r"sampler=surestep.samplers.mixture\({'a': 1.0}\)\) is not printed",
+    ),
+    "lengths of a function": (
+        "",
+        "sampler=surestep.samplers.by_length(lambda sample: 3),",
+        r"Give by_length\(\) the length of each sample",
+    ),
     "loss of surestep": ("surestep.losses.focal()", "", "does not print the loss Focal"),
     "sum": ("nn.CrossEntropyLoss(reduction='sum')", "", "reduction='sum' or a hook"),
     "init of a file": ("", "init='x.pt',", r"init=torch.load\('x.pt', weights_only=True\)"),
@@ -91,14 +101,14 @@ SOURCES = {
     ),
     "loader": (
         DATA + write_task(data="(lambda *given: torch.utils.data.DataLoader(Augmented(*given)))"),
-        "is a DataLoader, and eject prints a pair of tensors, or a Dataset with a length",
+        "is a DataLoader, and eject prints a pair of tensors, a list of samples, or a Dataset",
     ),
     "stream": (
         DATA
         + "class Stream(torch.utils.data.IterableDataset):\n    def __init__(self, *given):\n"
         + "        pass\n    def __iter__(self):\n        yield torch.zeros(10), 0\n\n"
         + write_task(data="Stream"),
-        "is a Stream, and eject prints a pair of tensors, or a Dataset with a length",
+        "is a Stream, and eject prints a pair of tensors, a list of samples, or a Dataset",
     ),
     "epochs": (
         DATA
@@ -185,6 +195,10 @@ RANKS = {
     "frozen": (small(optim__groups=("0 freeze",)), "ranks without frozen modules"),
     "Dataset": (loaded(), "ranks for data in memory"),
     "last batch": (small(batch_size=11), "Set data.drop_last=True"),
+    "sampler": (
+        small(more="sampler=surestep.samplers.balanced(),"),
+        r"Leave out Task\(sampler=...\), or --ranks",
+    ),
     "statistics": (
         small(average__kind="swa", average__start="1 epoch"),
         "ranks without average.buffers='recompute'",
@@ -236,7 +250,7 @@ def test_model_of_another_module_is_rejected(tmp_path, monkeypatch):
 def test_recipes_that_eject_cannot_print_are_rejected_with_the_reason():
     for name, text in {
         "gan": "a manual step",
-        "hf": "a sampler",
+        "hf": "the data gives dict",
     }.items():
         with pytest.raises(RecipeError, match=text):
             print_script(read_call(Case(name, {}), Path()), "a run")

@@ -53,6 +53,18 @@ GRID = {
         optim__lr=0.1,
         optim__momentum=0.9,
     ),
+    "linear": small(schedule__name="linear", schedule__warmup="10%"),
+    "polynomial": small(schedule__name="polynomial", schedule__power=2.0),
+    "exponential": small(schedule__name="exponential", schedule__gamma=0.8),
+    "inverse_sqrt": small(schedule__name="inverse_sqrt", schedule__warmup="3 steps"),
+    "step": small(schedule__name="step", schedule__step_size="3 steps", schedule__gamma=0.5),
+    "multi_step": small(schedule__name="multi_step", schedule__milestones=("3 steps", "2 epochs")),
+    "cosine_restarts": small(
+        schedule__name="cosine_restarts", schedule__T_0="3 steps", schedule__T_mult=2
+    ),
+    "warmup_stable_decay": small(
+        schedule__name="warmup_stable_decay", schedule__warmup="2 steps", schedule__min_lr_ratio=0.1
+    ),
     "min_delta": small(early_stop__patience=1, early_stop__min_delta=0.5),
     "early_stop": small(
         shows=lambda progress: progress["step"] < 60,
@@ -159,12 +171,43 @@ GRID |= {
     "workers_in_order": loaded(val="rows", data__num_workers=1, data__shuffle=False),
     "loaded_own_loss": loaded("functional_mean", val="rows", average__kind="ema"),
     "loaded_rows": loaded(data="rows", more="collate_fn=torch.utils.data.default_collate,"),
+    "list": loaded(
+        data="(lambda *given: list(zip(*rows(*given), strict=True)))", micro_batch_size=6
+    ),
     "tensor_dataset": loaded(
         "surestep.losses.multiclass(weight='balanced')",
         data="(lambda *given: TensorDataset(*rows(*given)))",
     ),
     "padded": padded("nn.CrossEntropyLoss()", stop=5, checkpoint__every="2 steps"),
     "padded_parts": padded("surestep.losses.multiclass()", micro_batch_size=6, data__num_workers=2),
+}
+GRID |= {
+    "weighted": small(
+        more="sampler=surestep.samplers.weighted([1 + i % 3 for i in range(56)], 41),",
+        micro_batch_size=6,
+    ),
+    "drawn_once": small(
+        more="sampler=surestep.samplers.weighted(range(56), samples=28, replacement=False),"
+    ),
+    "balanced": small(more="sampler=surestep.samplers.balanced(),"),
+    "sequential": small(more="sampler=surestep.samplers.sequential(),"),
+    "custom_order": small(
+        more="sampler=surestep.samplers.custom(lambda seed, _: torch.randint(56, (36 + seed,))),",
+        stop=5,
+        checkpoint__every="2 steps",
+    ),
+    "balanced_loaded": loaded(
+        more="sampler=surestep.samplers.balanced(labels=rows(56, 2)[1]),", data__num_workers=1
+    ),
+    "by_length_in_windows": padded(
+        "nn.CrossEntropyLoss()",
+        more="sampler=surestep.samplers.by_length([3 + (i * 2) % 7 for i in range(56)], window=2),",
+    ),
+    "by_length": padded(
+        "nn.CrossEntropyLoss()",
+        more="sampler=surestep.samplers.by_length([3 + (i * 2) % 7 for i in range(56)]),",
+        batch_size=5,
+    ),
 }
 GRID["annotations"] = Case(
     f"from __future__ import annotations\n{GRID['default'].recipe}", {"max_steps": 2}

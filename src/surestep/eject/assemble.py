@@ -10,10 +10,10 @@ from surestep.base.errors import RecipeError
 from surestep.eject.choices import Choices
 from surestep.eject.layout import WIDTH, format_imports, format_tuple, join_statements
 from surestep.eject.source import Source, Statement, read_source
-from surestep.eject.specialize import specialize
+from surestep.eject.specialize import remove_marks, specialize
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_FILES = ("program.py", "loading.py", "curves.py", "optimizers.py", "losses.py")
+_FILES = ("program.py", "orders.py", "loading.py", "curves.py", "optimizers.py", "losses.py")
 _OWN = "surestep.eject.templates."
 _TAIL = 'if __name__ == "__main__":\n    train()\n'
 
@@ -47,7 +47,10 @@ def read_library(choices: Choices) -> Source:
     """Return the template code that the choices keep, and the code beside it."""
     texts = [(_TEMPLATES / name).read_text(encoding="utf-8") for name in _FILES]
     kept = [specialize(text, choices.flags) for text in texts]
+    whole = "".join(map(remove_marks, texts))
     for old, new in choices.renamed.items():
+        # A template line that was changed would keep its old text without a word.
+        assert old in whole + "".join(kept), f"no template has {old!r}"
         kept = [text.replace(old, new) for text in kept]
     found = _merge(*map(read_source, (*kept, "\n\n".join(choices.code))))
     imports = {name: one for name, one in found.imports.items() if not one.module.startswith(_OWN)}

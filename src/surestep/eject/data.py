@@ -46,10 +46,10 @@ def data_problems(task: Task) -> Iterator[str]:
         if is_pair(data) or (split == "val" and data is None):
             continue
         kind = type(data).__name__
-        if not isinstance(data, Dataset) or isinstance(data, IterableDataset):
+        if not isinstance(data, (Dataset, list)) or isinstance(data, IterableDataset):
             yield (
-                f"Task({split}=...) is a {kind}, and eject prints a pair of tensors, or a Dataset "
-                f"with a length. Write {split}=(x, y) or {split}=dataset."
+                f"Task({split}=...) is a {kind}, and eject prints a pair of tensors, a list of "
+                f"samples, or a Dataset with a length. Write {split}=(x, y) or {split}=dataset."
             )
         elif find_with_epoch(data) or batched_getter(data) is not None:
             yield (

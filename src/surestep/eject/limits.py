@@ -159,6 +159,8 @@ def _rank_problems(plan: Plan, task: Task) -> Iterator[str]:
             f"The last batch of an epoch has fewer samples than {ranks} ranks. Set "
             "data.drop_last=True."
         )
+    if task.sampler is not None:
+        yield "eject prints ranks without a sampler. Leave out Task(sampler=...), or --ranks."
     if plan.average.buffers == "recompute":
         yield "eject prints ranks without average.buffers='recompute'. Set 'average'."
     if any("freeze" in str(group) for group in plan.optim_groups or ()):
@@ -204,7 +206,6 @@ def _shown(value: Any) -> str:
 
 _FIELDS: Mapping[str, tuple[Callable[[Task], bool], str]] = {
     "step": (lambda task: task.step is not None, "a manual step"),
-    "sampler": (lambda task: task.sampler is not None, "the order of a sampler"),
     "batch_transform": (lambda task: task.batch_transform is not None, "a transform of batches"),
     "inputs": (lambda task: task.inputs is not None, "a function of the batch"),
     "optimizer": (lambda task: task.optimizer is not None, "an optimizer of the Task"),
@@ -270,10 +271,11 @@ def check_statistics(plan: Plan, model: nn.Module, task: Task) -> None:
         return
     known = [m for m in model.modules() if isinstance(m, NORMS) and m.track_running_stats]
     own = sum(len([*module.buffers(recurse=False)]) for module in known)
-    if own != len([*model.buffers()]) or plan.optim_groups or loads(task):
+    if own != len([*model.buffers()]) or plan.optim_groups or loads(task) or task.sampler:
         raise RecipeError(
             "eject prints average.buffers='recompute' for models whose buffers are BatchNorm's, "
-            "without optim.groups, and for data in memory. Set average.buffers='average'."
+            "without optim.groups and samplers, and for data in memory. Set "
+            "average.buffers='average'."
         )
 
 

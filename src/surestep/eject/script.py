@@ -25,6 +25,7 @@ from surestep.eject.limits import (
 )
 from surestep.eject.loss import choose_loss
 from surestep.eject.optimizer import choose_optimizer
+from surestep.eject.order import SAMPLED_BY, check_sampler, choose_order, read_sampler
 from surestep.eject.parameters import find_task, remove_unused
 from surestep.eject.probe import find_metric_kinds
 from surestep.eject.recipe import (
@@ -87,6 +88,8 @@ def print_script(
     check_config(call.config)
     task = call.task(system)
     check_task(task)
+    sampler = read_sampler(found)
+    check_sampler(task, sampler)
     planned = plan_task(task, call.config, origin=call.origin, system=system)
     check_plan(planned.plan, task)
     kinds = find_metric_kinds(planned)
@@ -100,10 +103,11 @@ def print_script(
     check_statistics(planned.plan, planned.model, planned.task)
     names = {one.arg for one in find_task(text).args.args}
     given = {name: value for name, value in call.parameters.items() if name in names}
-    choices = _choose(planned, given, parts) | Choices(
+    choices = choose_order(task, sampler) | _choose(planned, given, parts)
+    choices |= Choices(
         flags_of(checks=has_checks),
         renamed=_choose_seeding(needed),
-        code=(_parts_code(planned, parts),),
+        code=(_parts_code(planned, parts, sampler.kind),),
     )
     head = _head(found.source.doc, origin, call.recipe.callbacks, planned.plan.parallel_ranks)
     script = assemble(choices, needed, head)
@@ -117,6 +121,8 @@ def _check_names(found: TaskCall, path: Path) -> None:
     loss = found.arguments.get("loss")
     if isinstance(loss, (ast.Name, ast.Lambda)):
         parts["loss"] = found.argument_text("loss")
+    sampled_by = read_sampler(found).sampled_by
+    parts |= {} if sampled_by is None else {"sampled_by": sampled_by}
     metrics = ", ".join(list_metrics(found).values())
     source = inline_recipes(read_source(replace_task(found, {**parts, "metrics": f"[{metrics}]"})))
     check_source(source, source.reach(["task"]), path)
@@ -135,6 +141,9 @@ def _list_parts(found: TaskCall, planned: PreparedTask, kinds: Mapping[str, str]
     parts["train"] = _data_text(found, task, "train")
     if task.val is not None:
         parts["val"] = _data_text(found, task, "val")
+    sampled_by = read_sampler(found).sampled_by
+    if sampled_by is not None:
+        parts["sampled_by"] = sampled_by
     if task.collate_fn is not None:
         parts["collate_fn"] = found.argument_text("collate_fn")
     if task.val is None:
@@ -220,8 +229,8 @@ def _inlined_modules(source: Source) -> set[str]:
     return {name for name in modules if name.startswith("surestep.recipes.")}
 
 
-def _parts_code(planned: PreparedTask, parts: Mapping[str, str]) -> str:
-    types = dict(_PART_TYPES)
+def _parts_code(planned: PreparedTask, parts: Mapping[str, str], sampler: str) -> str:
+    types = _PART_TYPES | {"sampled_by": SAMPLED_BY.get(sampler, "")}
     if loads(planned.task):
         types |= {"train": "Any  # a Dataset of inputs with their targets", "val": "Any"}
     if not planned.info.is_built:

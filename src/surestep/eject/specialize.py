@@ -30,6 +30,11 @@ def marks_of(text: str) -> set[str]:
     return {name.lstrip("!") for mark in marks if mark for name in mark[2].split()}
 
 
+def remove_marks(text: str) -> str:
+    """Return template code with all of its lines, without their marks."""
+    return "".join(f"{_MARK.sub('', line)}\n" for line in text.splitlines())
+
+
 def _kept_lines(text: str, flags: Collection[str]) -> Iterator[str]:
     removed: int | None = None  # the indentation of a line that goes with those below it
     lifted: list[int] = []  # of lines that went alone

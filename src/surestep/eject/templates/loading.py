@@ -45,6 +45,7 @@ class Batches(Dataset[Any]):
     """The batches of the steps; a worker loads all of one."""
 
     data: Any
+    sampled_by: Any  # ? sampled
     collate_fn: Callable[[list[Any]], Any]  # ? collates
 
     def __getitem__(self, step: int) -> Any:
@@ -75,7 +76,7 @@ class EvaluationBatches(Dataset[Any]):
 
 def read_batches(parts: Parts, start: int) -> Iterator[Any]:
     """Return the batches of the steps from one on, which the workers load ahead."""
-    batches = Batches(parts.train, parts.collate_fn)
+    batches = Batches(parts.train, parts.sampled_by, parts.collate_fn)
     steps = range(start, STEPS)
     return iter(DataLoader(batches, batch_size=None, sampler=steps, num_workers=WORKERS))
 
