@@ -302,8 +302,9 @@ def test_plan_lists_what_helps_if_not_even_one_sample_fits(surestep, recipe):
     assert [r["setting"] for r in advice["remedies"]][-1].endswith("over 64 ranks (--ranks 64)")
     for remedy in advice["remedies"]:
         assert remedy["setting"] in found.out
-        assert f": {format_bytes(remedy['peak'])}\n" in found.out
+        assert f": {format_bytes(remedy['peak'])}, which is not enough\n" in found.out
         assert remedy["peak"] < peak
+        assert remedy["is_enough"] is False
 
 
 @pytest.mark.parametrize(
@@ -353,6 +354,13 @@ def test_what_fits_is_answered_if_splitting_would_change_the_update(surestep, re
     assert found.code == 0, found.err
     assert "splitting changes the update here (batch statistics are the micro-batch's)" in found.out
     assert " single (chosen) 5 " in found.out
+    line = (
+        "A micro-batch of fewer than 8 samples changes the update: batch statistics are the "
+        "micro-batch's."
+    )
+    assert line in found.out
+    assert line in surestep("plan", "mine.py", "--memory", f"{limit}B").out
+    assert line not in surestep("plan", "mine.py", "--memory", "1GB").out
 
 
 def test_unknown_device_is_rejected(surestep, recipe):

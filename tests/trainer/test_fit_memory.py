@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 import surestep
 from surestep.base.errors import ConfigError, OutOfMemoryError, RunError
 from surestep.cli.runs import _row
+from surestep.engine.step import fitted_steps
 from surestep.record.records import load_records
 from surestep.reports.describe_run import describe_numbers
 from surestep.tracking.points import read_points
@@ -268,7 +269,7 @@ def test_full_disk_ends_the_run_before_the_step_is_taken_again(tmp_path, monkeyp
     assert memory.ran_out == 1
 
 
-def test_batch_statistics_end_the_run_with_the_size_to_set(tmp_path):
+def test_batch_statistics_end_the_run_with_the_size_to_set(tmp_path, capsys):
     memory = LimitedMemory({2: 8})
 
     class Normed(nn.Module):
@@ -283,9 +284,12 @@ def test_batch_statistics_end_the_run_with_the_size_to_set(tmp_path):
             return outputs
 
     task = surestep.Task(Normed(), nn.CrossEntropyLoss(), rows(64))
-    with open_fitted(tmp_path / "run", memory, task) as session:
+    with open_fitted(tmp_path / "run", memory, task, logging={"progress": "plain"}) as session:
         assert "splitting changes the update here (batch statistics are the micro-batch's)" in (
             session.plan.reason("micro_batch_size")
+        )
+        assert "Smaller micro-batches would change the update (batch statistics are" in (
+            capsys.readouterr().err
         )
         with pytest.raises(OutOfMemoryError, match="Set micro_batch_size=8 if the update may"):
             list(session.steps())
@@ -398,6 +402,29 @@ def test_run_that_started_keeps_its_sizes_whatever_other_runs_find(tmp_path):
     assert sizes_of(session.run) == [(1, 16)]
 
 
+@pytest.mark.parametrize(
+    ("allocated", "reserved", "said"),
+    [
+        (60, 100, "40 B of 100 B was reserved and not allocated (fragmentation): set PYTORCH_CUDA"),
+        (95, 100, None),
+        (None, None, None),
+    ],
+)
+def test_fragmented_memory_is_told_from_need(
+    tmp_path, monkeypatch, capsys, allocated, reserved, said
+):
+    """What the CUDA allocator holds at the error is written by a stub: this is a CPU."""
+    held = {"error": "", "allocated": allocated, "reserved": reserved}
+    monkeypatch.setattr(fitted_steps, "describe_memory", lambda error, device: held)
+    memory = LimitedMemory({2: 8})
+    with open_fitted(tmp_path / "run", memory, logging={"progress": "plain"}) as session:
+        list(session.steps())
+    shown = capsys.readouterr().err
+    assert "Step 2 ran out of memory in micro-batches of 16" in shown
+    assert ("fragmentation" in shown) is (said is not None)
+    assert said is None or said in shown
+
+
 def test_start_is_what_the_estimate_allows(tmp_path, monkeypatch):
     monkeypatch.setattr(estimates, "find_largest_micro_batch", lambda planned, limit: 7)
     with open_fitted(tmp_path / "run", LimitedMemory({})) as session:
@@ -427,6 +454,8 @@ def test_estimate_that_is_not_known_starts_with_all_of_a_batch(tmp_path, monkeyp
     monkeypatch.setattr(estimates, "find_largest_micro_batch", fail)
     with open_fitted(tmp_path / "run", LimitedMemory({})) as session:
         assert session.plan.reason("micro_batch_size").startswith("fit: all of a batch; halved")
+        shown = str(session.plan)
+    assert "what a step needs of memory: The memory of a step is not known." in shown
 
 
 def test_estimated_split_that_changes_the_update_is_rejected(tmp_path, monkeypatch):

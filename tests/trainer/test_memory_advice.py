@@ -11,7 +11,13 @@ from surestep.engine.distributed.launcher_env import LaunchInfo
 from surestep.engine.profile.memory_use import MemoryUse
 from surestep.trainer import memory_advice
 from surestep.trainer.memory import estimate_evaluation, estimate_memory_per_rank, estimate_step
-from surestep.trainer.memory_advice import advise, advise_for_room
+from surestep.trainer.memory_advice import (
+    Advice,
+    Remedy,
+    advise,
+    advise_for_room,
+    describe_advice,
+)
 from surestep.trainer.planning import PreparedTask, plan_task
 from tests import tiny
 
@@ -135,6 +141,20 @@ def test_evaluation_needs_smaller_batches_of_its_own():
     found = settings_of(planned, size=64)
     assert list(found) == ["validation.batch_size=32"]
     assert found["validation.batch_size=32"].peak == estimate_evaluation(planned, 32).peak
+
+
+def test_remedies_that_are_not_enough_are_marked():
+    remedies = Remedy("a=1", "", 7), Remedy("b=1", "", 7, is_enough=False), Remedy("c=1", "", 5)
+    first, *lines = describe_advice(Advice(9, "", remedies))
+    assert first == "What would help, in this order, with the predicted peak (now 9 B):"
+    assert lines == ["  1. a=1: 7 B", "  2. b=1: 7 B, which is not enough", "  3. c=1: 5 B"]
+
+
+def test_no_remedy_is_said():
+    assert list(describe_advice(Advice(9, "", ()))) == [
+        "No option lowers the predicted peak of 9 B: use a smaller model, or more memory."
+    ]
+    assert list(describe_advice(Advice(None, "the host ran out of memory", ()))) == []
 
 
 def test_fragmentation_is_named_first(without_peaks):

@@ -21,6 +21,7 @@ from surestep.recipes import chars
 from surestep.trainer import out_of_memory
 from surestep.trainer.evaluator import evaluate_run, predict_run
 from surestep.trainer.explain_memory import ExplainMemory
+from surestep.trainer.out_of_memory import _describe_use
 from tests import tiny
 from tests.forked import fork
 
@@ -86,6 +87,15 @@ def test_kinds_are_counted_when_memory_runs_out(tmp_path):
     status = surestep.Run(tmp_path / "run").status
     assert status["status"] == "failed"
     assert status["reason"] == f"OutOfMemoryError: {message.splitlines()[0]}"
+
+
+def test_modules_of_a_sequential_are_named():
+    use = memory_use.MemoryUse(
+        torch.device("cpu"), None, modules={"0": 5, "1": 7, "2.0.a": 2, "2.1.a": 2, "": 1}
+    )
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Sequential())
+    (line,) = _describe_use(use, model)
+    assert line == "Most activations: 1 (Tanh) 7 B, 0 (Linear) 5 B, 2.*.a 4 B."
 
 
 def test_history_of_the_optimizer_is_counted():

@@ -85,11 +85,10 @@ def imagined_launch(ranks: int | None, local: int | None) -> LaunchInfo | None:
             raise ConfigError(f"--local-ranks {local} needs --ranks, such as --ranks {8 * local}.")
         return None
     default = "" if local is not None else ", the default of --local-ranks"
-    local = min(8, ranks) if local is None else local
-    if ranks < 1 or local < 1:
-        raise ConfigError(
-            f"--ranks {ranks} with --local-ranks {local} is not allowed: both are 1 or more."
-        )
+    local = max(1, min(8, ranks)) if local is None else local
+    for name, number in (("--ranks", ranks), ("--local-ranks", local)):
+        if number < 1:
+            raise ConfigError(f"{name} {number} is not allowed: it is 1 or more.")
     if ranks % local:
         part = max(number for number in range(1, local) if ranks % number == 0)
         raise ConfigError(

@@ -298,6 +298,11 @@ def _print_fits(report: MemoryReport, fits: list[Fit], limit: int, plan: Plan) -
     of = f"a batch of {share}" if plan.parallel_ranks == 1 else f"the {share} samples of a rank"
     title = f"Largest micro-batch that fits into {format_bytes(limit)}, of {of}"
     show.print_table(title, ("strategy", "micro_batch_size", "peak"), rows)
+    if report.changed_by_splitting and any(0 < fit.micro_batch_size < share for fit in fits):
+        print_escaped(
+            f"A micro-batch of fewer than {share} samples changes the update: "
+            f"{report.changed_by_splitting}."
+        )
     if report.advice is not None:
         least = format_bytes(min(fit.peak for fit in fits))
         print_escaped(f"Not even 1 sample fits: it takes {least}.")

@@ -20,6 +20,7 @@ from surestep.engine.distributed.launcher_env import request_restart
 from surestep.engine.host_memory import read_host_memory
 from surestep.engine.plan.batching import find_largest_share
 from surestep.engine.plan.fitting import ALL, AS_IN_TRAINING, FoundSize, SizeChange, SizesByStep
+from surestep.engine.plan.not_checked import not_checked
 from surestep.engine.resolve.data import why_not_split
 from surestep.engine.step.fitted_steps import FittedSteps
 from surestep.record.events import find_events
@@ -116,7 +117,10 @@ def find_start(
     found: dict[str, FoundSize] = {}
     if planned.fits and earlier.training is not None:
         found["fitting"] = FoundSize(earlier.training, _EARLIER)
-    elif planned.fits and (size := _estimate(find_largest_micro_batch, planned, free)) is not None:
+    elif (
+        planned.fits
+        and (size := _estimate(find_largest_micro_batch, planned, free, "a step")) is not None
+    ):
         parts = -(-share // max(1, size))  # of about the same size
         found["fitting"] = FoundSize(-(-share // parts), _ESTIMATED)
     start, changes = found.get("fitting"), why_not_split(planned.info)
@@ -134,19 +138,21 @@ def find_start(
     elif (
         planned.fits_evaluation
         and planned.task.val_sets()
-        and (size := _estimate(find_largest_eval_batch, planned, free)) is not None
+        and (size := _estimate(find_largest_eval_batch, planned, free, "an evaluation")) is not None
     ):
         found["fitting_evaluation"] = FoundSize(max(1, min(size, share)), _ESTIMATED)
     return found
 
 
 def _estimate(
-    find: Callable[[PreparedTask, int], int], planned: PreparedTask, free: float
+    find: Callable[[PreparedTask, int], int], planned: PreparedTask, free: float, what: str
 ) -> int | None:
     """Return the size that fits by an estimate; None if the memory of a step is not known."""
-    with suppress(ConfigError):
+    try:
         return find(planned, int(min(_USABLE * free, sys.maxsize)))
-    return None
+    except ConfigError as error:
+        not_checked(f"what {what} needs of memory", str(error.__cause__ or error))
+        return None
 
 
 def _free_memory(planned: PreparedTask) -> float:
@@ -251,6 +257,11 @@ def _fit_training(run: _OpenRun) -> None:
         run.store(training=change.size)
 
     why_not = why_not_split(planned.info)
+    if why_not:
+        run.session.messages.notify_once(
+            f"Smaller micro-batches would change the update ({why_not}), so a step that runs out "
+            "of memory ends the run with the size to set."
+        )
     loop.fit_memory(
         FittedSteps(loop.loader, sizes, record, why_not=why_not, is_shared=run.is_shared)
     )

@@ -46,12 +46,14 @@ class Remedy:
         effect: what it changes in the run; "" for nothing.
         peak: predicted bytes of a step or of a batch of an evaluation; None is not known.
         why_not: why the peak is not known.
+        is_enough: whether there is memory for the peak; None is not known.
     """
 
     setting: str
     effect: str = ""
     peak: int | None = None
     why_not: str = ""
+    is_enough: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,11 @@ def advise_for_room(planned: PreparedTask, room: int) -> Advice:
 def describe_advice(advice: Advice) -> Iterator[str]:
     """Yield a line for each remedy; a reason that all share is in the first line only."""
     if not advice.remedies:
+        if advice.current is not None:
+            yield (
+                f"No option lowers the predicted peak of {format_bytes(advice.current)}: use a "
+                "smaller model, or more memory."
+            )
         return
     reasons = {remedy.why_not for remedy in advice.remedies}
     shared = reasons.pop() if len(reasons) == 1 else ""
@@ -134,7 +141,8 @@ def describe_advice(advice: Advice) -> Iterator[str]:
 def _describe_remedy(remedy: Remedy, shared: str) -> str:
     text = f"{remedy.setting}{f', which {remedy.effect}' if remedy.effect else ''}"
     if remedy.peak is not None:
-        return f"{text}: {format_bytes(remedy.peak)}"
+        shortage = ", which is not enough" if remedy.is_enough is False else ""
+        return f"{text}: {format_bytes(remedy.peak)}{shortage}"
     return f"{text}; its peak is not known: {remedy.why_not}" if remedy.why_not != shared else text
 
 
@@ -174,7 +182,8 @@ def _try(candidate: _Candidate, room: int | None, predictor: "_Predictor") -> Re
         smaller = candidate.smaller()
         if smaller is not None and (found := _try(smaller, room, predictor)).peak is not None:
             return found
-    return Remedy(candidate.setting, candidate.effect, peak, why_not)
+    is_enough = None if peak is None or room is None else peak <= room
+    return Remedy(candidate.setting, candidate.effect, peak, why_not, is_enough)
 
 
 def _why_unpredictable(planned: PreparedTask) -> str:

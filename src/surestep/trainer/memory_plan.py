@@ -13,6 +13,7 @@ from surestep.engine.distributed.launcher_env import LaunchInfo
 from surestep.engine.plan.system import SystemInfo
 from surestep.engine.profile.rank_memory import RankMemory
 from surestep.engine.profile.step_memory import StepMemory
+from surestep.engine.resolve.data import why_not_split
 from surestep.engine.task.task import Task
 from surestep.trainer.memory import (
     NotKnownError,
@@ -62,6 +63,7 @@ class MemoryReport:
         ranks: of each strategy, with --ranks.
         fits: the largest micro-batch by strategy, with --memory, or why there is one size only.
         advice: what would help, if not even one sample fits under any strategy; else None.
+        changed_by_splitting: why a smaller micro-batch changes the update; "" if it does not.
     """
 
     traced: StepMemory
@@ -70,6 +72,7 @@ class MemoryReport:
     ranks: list[RankMemory]
     fits: list[Fit] | str
     advice: Advice | None
+    changed_by_splitting: str
 
     @property
     def fits_nothing(self) -> bool:
@@ -87,6 +90,7 @@ class MemoryReport:
             "ranks": [{**asdict(rank), "total": rank.total} for rank in self.ranks],
             "fits": fits if isinstance(fits, str) else [fit._asdict() for fit in fits],
             "advice": None if self.advice is None else asdict(self.advice),
+            "changed_by_splitting": self.changed_by_splitting,
         }
 
 
@@ -105,7 +109,8 @@ def report_memory(
         if not isinstance(fits, str) and not any(fit.micro_batch_size for fit in fits):
             advice = advise_for_room(planned, limit)
     ranks = [] if launched is None else estimate_memory_per_rank(planned, traced)
-    return MemoryReport(traced, list_modules(planned, traced), without, ranks, fits, advice)
+    modules, changed = list_modules(planned, traced), why_not_split(planned.info)
+    return MemoryReport(traced, modules, without, ranks, fits, advice, changed)
 
 
 def imagine_device(system: SystemInfo, config: Config, memory: int) -> SystemInfo:

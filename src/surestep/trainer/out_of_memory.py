@@ -25,7 +25,7 @@ VIEWER = "https://pytorch.org/memory_viz"
 _MOST = 3  # modules, objects and lines in the message; the file has more
 _NOTABLE = 0.05  # of what is counted; smaller objects are not in the message
 _SENTENCE = re.compile(r".*?ried to allocate [\d.]+ \w+\.?")
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")  # of a module in a list
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")  # of a module in a list
 
 
 def explain_memory(
@@ -50,7 +50,7 @@ def explain_memory(
         )
         clear_frames(error)  # so that the predictions have memory
         advice = advise(failure.planned, use, failure.evaluation_size, is_fixed=failure.is_fixed)
-        lines += [*_describe_use(use), *describe_advice(advice)]
+        lines += [*_describe_use(use, failure.model), *describe_advice(advice)]
         if path is not None:
             lines.append(_write(path, error, failure, use, advice, "\n".join(lines)))
     except Exception as failed:  # memory may run out again, or the disk be full
@@ -79,7 +79,7 @@ def _list_roots(failure: Failure) -> Iterator[Root]:
     yield from user_variables(sys._getframe())
 
 
-def _describe_use(use: MemoryUse) -> Iterator[str]:
+def _describe_use(use: MemoryUse, model: nn.Module) -> Iterator[str]:
     """Yield lines with what is in memory."""
     kinds = {**use.kinds, "your own tensors": sum(one.total for one in use.kept)}
     kinds["other tensors"] = sum(one["bytes"] for one in use.others)
@@ -90,7 +90,10 @@ def _describe_use(use: MemoryUse) -> Iterator[str]:
     for name, size in use.modules.items():
         blocks[_NUMBER.sub("*", name)] += size
     if blocks:
-        largest = [f"{name} {format_bytes(size)}" for name, size in blocks.most_common(_MOST)]
+        largest = [
+            f"{_name_module(name, model)} {format_bytes(size)}"
+            for name, size in blocks.most_common(_MOST)
+        ]
         yield f"Most activations: {', '.join(largest)}."
     least = _NOTABLE * sum(kinds.values())
     yield from (_describe_kept(one) for one in use.kept[:_MOST] if one.total >= least)
@@ -103,6 +106,11 @@ def _describe_use(use: MemoryUse) -> Iterator[str]:
         yield use.host.describe()
     if use.not_known:
         yield f"Not known: {'; '.join(f'{name} ({why})' for name, why in use.not_known.items())}."
+
+
+def _name_module(name: str, model: nn.Module) -> str:
+    """Return the name, with the type if it is a number alone, as in a Sequential."""
+    return f"{name} ({type(model.get_submodule(name)).__name__})" if name.isdecimal() else name
 
 
 def _describe_kept(kept: KeptTensors) -> str:
