@@ -4,6 +4,7 @@ import copy
 import itertools
 import json
 import math
+import re
 import shutil
 from contextlib import contextmanager
 from functools import partial
@@ -505,6 +506,24 @@ def test_resume_uses_the_number_and_does_not_search(searched, tmp_path, monkeypa
             assert session.finished
             assert session.optimizer.param_groups[0]["lr"] == run.config["lr_find"]
         assert session.run.config["lr_find"] == run.config["lr_find"]
+
+
+def test_empty_validation_data_is_rejected_before_anything_is_measured(monkeypatch):
+    monkeypatch.setattr(home, "measure_curve", no_search)
+    x = torch.ones(20, 4)
+    task = surestep.Task(nn.Linear(4, 4), nn.MSELoss(), (x, x), val=(x[:0], x[:0]))
+    with pytest.raises(errors.DataError, match="The val data is empty"):
+        surestep.find_lr(task, config_of())
+
+
+def test_different_rate_is_rejected_with_the_option_that_uses_the_found_one(searched, tmp_path):
+    run = searched[1]
+    shutil.copytree(run.path, tmp_path / "r")
+    text = f"The run found optim.lr={run.config['lr_find']:g}: set optim.lr='find' to use it again"
+    with pytest.raises(errors.RunError, match=re.escape(text)):
+        surestep.prepare(
+            make_task(), config_of(optim={"name": "sgd", "lr": 1e-7}), run=tmp_path / "r"
+        )
 
 
 def test_run_with_a_typed_rate_does_not_resume_with_find(tmp_path):

@@ -5,7 +5,9 @@ import pytest
 
 from surestep.base.errors import ConfigError
 from surestep.recipes.load import RecipeCall, load
+from surestep.tuning.rows import TrialRow
 from surestep.tuning.space import Space, parse_space
+from surestep.tuning.table import tabulate_trials
 
 
 def call(fixed=MappingProxyType({}), name="digits"):
@@ -255,3 +257,12 @@ def test_grid_has_each_combination_that_a_trial_can_have_once():
         assert point == space.values_of(space.stored(point))
         assert ("b" in point) == (point["a"] != "z")
         assert ("c" in point) == (point.get("b") == 7)
+
+
+def test_rate_that_is_searched_and_found_has_two_titles():
+    space = parse_space({"optim.lr": ["find", 0.1]}, {}, call())
+    row = TrialRow(0, "finished", {"optim.lr": "find"}, (1.0,), {}, 1.0, 1, "r", "")
+    row.measured["optim.lr"] = 0.064
+    columns, ((*cells,),) = tabulate_trials([row], [("val/loss", "min")], space)
+    shown = dict(zip(columns, cells, strict=True))
+    assert (shown["optim.lr"], shown["optim.lr found"]) == ("find", "0.064")

@@ -16,6 +16,7 @@ from surestep.base.errors import ConfigError, RunError
 from surestep.base.text import format_count, print_escaped
 from surestep.config.config import Config, argument_instead
 from surestep.config.optim import FOUND
+from surestep.engine.data.dataset import dataset_of
 from surestep.engine.distributed.communicator import Communicator
 from surestep.engine.distributed.hang_monitor import GroupTimeouts
 from surestep.engine.distributed.process_group import join_process_group
@@ -250,6 +251,8 @@ def _search(
             f"The run has {format_count(total, 'step')}, too few to compare learning rates. "
             f"Train for {_SHORTEST} or more (epochs, max_steps), or set a number for the rate."
         )
+    for name, data in planned.task.val_sets().items():
+        dataset_of(data, name)  # empty data is an error now, and not after the range tests
     numbers = tuple(planned.plan.seed + number for number in range(seeds))
     show = notify or (lambda text: None)
     count = "one seed" if seeds == 1 else f"{seeds} seeds"

@@ -185,6 +185,11 @@ def _resume(
             hint = (
                 " If the script creates the data at random, seed it: torch.manual_seed(0)." + hint
             )
+        if "lr_find" in before and any(change.name == "optim.lr" for change in bad):
+            hint = (
+                f" The run found optim.lr={before['lr_find']:g}: set optim.lr='find' to use it "
+                f"again (--optim.lr find).{hint}"
+            )
         raise RunError(
             f"{recorder.folder} has a run with a different config:\n"
             + "\n".join(table(changes))

@@ -9,7 +9,7 @@ from surestep.base.text import format_count
 from surestep.tuning.constraints import parse_constraint
 from surestep.tuning.dimension import format_exact, label_choices
 from surestep.tuning.space import Space
-from surestep.tuning.table import EXACT, list_others
+from surestep.tuning.table import EXACT, list_others, title_other
 
 if TYPE_CHECKING:
     from surestep.tuning.dimension import Dimension
@@ -41,7 +41,7 @@ def describe_page(report: Mapping[str, Any]) -> dict[str, Any]:
         "bias": _explain_bias(report),
         "space": _describe_space(report, space),
         "parameters": [_describe_dimension(dimension) for dimension in space.dimensions],
-        "others": others,
+        "others": [title_other(name, space) for name in others],
         "trials": [
             {
                 **trial,

@@ -90,7 +90,8 @@ def tabulate_trials(
     has_reasons = any(row.reason for row in rows)
     names = [name for name, _ in objectives]
     others = list_others(names, constrained, [row.measured for row in rows])
-    columns = ["trial", "state", *names, *others, "evaluations", WALL_TIME]
+    titles = [title_other(name, space) for name in others]
+    columns = ["trial", "state", *names, *titles, "evaluations", WALL_TIME]
     cells = []
     for row in rows:
         values = [*(row.values or [None] * len(names)), *map(row.measured.get, others)]
@@ -115,6 +116,11 @@ def list_others(
     """
     found = [name for name in MEASURED_OPTIONS if any(name in values for values in measured)]
     return [name for name in dict.fromkeys([*constrained, *found]) if name not in objectives]
+
+
+def title_other(name: str, space: Space) -> str:
+    """Return the title of what is shown beside the objectives: what is searched has a column too."""
+    return f"{name} found" if name in space.names else name
 
 
 def shorten_reason(row: TrialRow) -> str:
