@@ -119,7 +119,7 @@ def list_others(
 
 
 def title_other(name: str, space: Space) -> str:
-    """Return the title of what is shown beside the objectives: what is searched has a column too."""
+    """Return the title of a value beside the objectives: what is searched has a column too."""
     return f"{name} found" if name in space.names else name
 
 
