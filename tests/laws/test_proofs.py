@@ -41,10 +41,11 @@ def test_fault_is_found_with_its_step_and_value(name):
 
 @pytest.mark.parametrize("name", CORRECT)
 def test_correct_program_has_no_failed_law(name):
-    laws = ("watching", "workers", "order", "resuming", "splitting", "skipping", "no stall")
+    # All are proved by `python -m tests.laws.proofs correct`.
+    laws = ("resuming", "splitting", "skipping", *["ranks"] * ("generator" in name))
     rows = prove(CORRECT[name], None if name == "a plain program" else laws).rows
     assert [row for row in rows if row.status == "fails"] == []
-    untested = {"splitting"} if "generator" in name else set()  # its forward draws
+    untested = {"splitting", "ranks"} if "generator" in name else set()  # its forward draws
     assert {row.name for row in rows if row.status == "not tested"} == untested
 
 

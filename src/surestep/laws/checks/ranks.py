@@ -11,11 +11,13 @@ import torch
 from surestep.laws.check import Result, fail, hold, leave_out, leave_untested
 from surestep.laws.checks.splitting import (
     BATCH_NORM,
+    DRAWS,
     Step,
     find_differences,
     find_source,
     is_rounding_in_float64,
     make_variant,
+    redraw,
 )
 from surestep.laws.compare import Difference
 from surestep.laws.processes import Call
@@ -85,6 +87,9 @@ def check(runner: Runner) -> Result:
                 "is rounding."
             )
         if not rounds:
+            (redrawn,) = runner.train_all([redraw(_choose_whole(runner, size))])
+            if next(find_differences(whole, redrawn.notes[0]), None) is not None:
+                return leave_untested(f"{DRAWS}, which each process draws for itself.")
             return _fail(difference, whole, shared)
     share = -(-size // _RANKS)
     return hold(f"{_RANKS} processes, with {share} and {size - share} samples of a batch")
@@ -107,12 +112,10 @@ def _train_both(runner: Runner, size: int, *, is_double: bool = False) -> tuple[
         RunFailedError: a process failed.
         TimeIsOverError: there is no time left.
     """
-    options: dict[str, Any] = {} if runner.facts.device == "cpu" else {"device": "cpu"}
-    options["batch_size"] = size
-    whole = _change(make_variant(size, is_double=is_double), options)
+    whole = _choose_whole(runner, size, is_double=is_double)
     (alone,) = runner.train_all([whole])
-    shared = _change(make_variant(-(-size // _RANKS), is_double=is_double), options)
-    shared = replace(shared, name=f"{_RANKS} processes")
+    shared = make_variant(-(-size // _RANKS), is_double=is_double)
+    shared = _change(replace(shared, name=f"{_RANKS} processes"), _choose_options(runner, size))
     run = runner.make_folder() / "run"
     with socket.socket() as reserved:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -126,6 +129,15 @@ def _train_both(runner: Runner, size: int, *, is_double: bool = False) -> tuple[
         outcomes = runner.call_together(*calls)
     ranks: list[Step] = [get_value(outcome, shared.name).notes[0] for outcome in outcomes]
     return alone.notes[0], _join(alone.notes[0], ranks)
+
+
+def _choose_whole(runner: Runner, size: int, *, is_double: bool = False) -> Variant:
+    return _change(make_variant(size, is_double=is_double), _choose_options(runner, size))
+
+
+def _choose_options(runner: Runner, size: int) -> dict[str, Any]:
+    device = {} if runner.facts.device == "cpu" else {"device": "cpu"}
+    return {"batch_size": size, **device}
 
 
 def _change(variant: Variant, options: dict[str, Any]) -> Variant:

@@ -24,6 +24,7 @@ from surestep.laws.trace import find_line
 from surestep.trainer.session import Session
 
 LAW, NAME = "law 1", "splitting"
+DRAWS = "The forward draws random numbers"
 BATCH_NORM = "batch statistics are the micro-batch's"  # as the Plan reports it
 # Rounding in float64 is 2^-29 of that in float32. What stays above this share is a fault.
 _SHARE_OF_ROUNDING = 2.0**-20
@@ -86,14 +87,12 @@ def check(runner: Runner) -> Result:
     sizes = choose_sizes(size, has_batch_norm=BATCH_NORM in facts.not_splitting)
     if not sizes:
         return leave_untested(f"A batch of {size} cannot be split. Set a larger batch_size.")
-    redrawn = replace(make_variant(size), add_parts=_record_redrawn_step)
+    redrawn = redraw(make_variant(size))
     variants = [redrawn, *(make_variant(count) for count in (size, *sizes))]
     other, whole, *split = runner.train_all(variants)
     first: Step = whole.notes[0]
     if next(find_differences(first, other.notes[0]), None) is not None:
-        return leave_untested(
-            "The forward draws random numbers, which each micro-batch draws for itself."
-        )
+        return leave_untested(f"{DRAWS}, which each micro-batch draws for itself.")
     for count, recorded in zip(sizes, split, strict=True):
         for difference in find_differences(first, recorded.notes[0]):
             rounds = difference.is_rounding or _is_rounding(runner, count, difference)
@@ -136,6 +135,11 @@ def make_variant(size: int, *, is_double: bool = False) -> Variant:
         change_task=_use_float64 if is_double else None,
         steps=1,
     )
+
+
+def redraw(variant: Variant) -> Variant:
+    """Return a run that draws other random numbers in the forward."""
+    return replace(variant, name="other random numbers", add_parts=_record_redrawn_step)
 
 
 def record_step(session: Session, recorded: Recorded) -> Sequence[Part]:
