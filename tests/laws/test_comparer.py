@@ -15,10 +15,17 @@ from surestep.base.errors import ConfigError
 from surestep.engine.model.precision import torch_settings
 from surestep.engine.step.part import Functions
 from surestep.laws.compare import compare_records, compare_runs, compare_states
-from surestep.laws.record import Place, RunRecord, record_state, record_steps
+from surestep.laws.record import (
+    Place,
+    RunRecord,
+    attach_recorder,
+    record_state,
+    record_steps,
+)
 from surestep.trainer.build import build
 from surestep.trainer.planning import plan_task
-from tests.laws.support.tasks import Augmented, rows, with_batchnorm
+from tests.laws.support.manual_step_tasks import wgan_task
+from tests.laws.support.tasks import Augmented, rows, session_of, with_batchnorm
 
 STEPS = 4
 
@@ -249,3 +256,19 @@ def test_state_has_a_place_at_its_step():
 def test_steps_below_one_are_rejected():
     with pytest.raises(ConfigError, match=r"steps=0 .* Set 1 or more"):
         record_steps(None, 0)
+
+
+def test_rate_of_an_optimizer_is_recorded_in_the_steps_of_its_updates(folder):
+    """After a resume, one that waits has the rate of its next update, not of the last one."""
+    with (
+        session_of(wgan_task(), folder(), max_steps=6, batch_size=8) as session,
+        attach_recorder(session.loop) as recorder,
+    ):
+        assert len(list(session.steps())) == 6
+    by_step = [
+        {name.partition(",")[0] for name in step.values.get("learning rate", {})}
+        for step in recorder.record.steps[1:]
+    ]
+    assert len(by_step) == 6
+    assert by_step[0] == {"critic"}
+    assert {"critic", "generator"} in by_step

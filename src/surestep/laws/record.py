@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from surestep.base.errors import ConfigError
 from surestep.engine.batch import Batch, flatten_tensors
@@ -143,7 +144,8 @@ def attach_recorder(loop: Loop, *, keep: Place | None = None) -> Iterator["StepR
     loop.parts.attach([*parts, recorder])
     loop.context.strategy.module = recorder.watch(module)
     try:
-        yield recorder
+        with recorder.note_updates(loop.context.state.optimizers):
+            yield recorder
     finally:
         loop.context.strategy.module = module
         loop.parts.attach(parts)
@@ -169,6 +171,7 @@ class StepRecorder(Part):
         self.record = RunRecord(place=keep)
         self._loop = loop
         self._passes = self._backwards = 0
+        self._updated: set[str] = set()  # optimizers, by name
 
     def watch(self, module: nn.Module) -> Any:
         """Return what calls a module, and records the random state before and the outputs after."""
@@ -181,6 +184,7 @@ class StepRecorder(Part):
             _StepWriter(self.record, step).add_state(state)
         self._writer = writer = _StepWriter(self.record, step + 1)
         self._passes = self._backwards = 0
+        self._updated.clear()
         index = epoch_index(self._loop.loader, batch.epoch)
         rows = range(batch.position, batch.end)
         samples = rows if index is None else index[batch.position : batch.end]
@@ -190,6 +194,20 @@ class StepRecorder(Part):
             for part, value in parts.items():
                 writer.add_all("data", f"{part} of micro-batch {number}", value)
         return None
+
+    @contextmanager
+    def note_updates(self, optimizers: Mapping[str, Optimizer]) -> Iterator[None]:
+        """Note in the block which optimizers update in a step: a manual step may leave one out."""
+        hooks = [
+            optimizer.register_step_post_hook(lambda *_, name=name: self._updated.add(name))
+            for name, optimizer in optimizers.items()
+            if len(optimizers) > 1
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def _on_forward(self) -> None:
         self._passes += 1
@@ -223,6 +241,8 @@ class StepRecorder(Part):
         for number, logged in enumerate(result.logged, 1):
             writer.add("loss", f"{logged.name}, part {number}", logged.value)
         for called, optimizer in state.optimizers.items():
+            if len(state.optimizers) > 1 and called not in self._updated:
+                continue  # its rate is that of its last update, or after a resume of the next one
             for number, group in enumerate(optimizer.param_groups):
                 name = group.get("name", number)
                 writer.add("learning rate", f"{called}, group {name}", group["lr"])
