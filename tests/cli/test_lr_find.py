@@ -72,12 +72,12 @@ def test_short_trainings_are_listed_by_rising_rate(capsys):
     curve = RangeCurve([0.01, 0.1, 1.0], [2.0, 1.0, 3.0])
     trainings = (RateTraining(0.3, (1.5, float("inf"))), RateTraining(0.1, (2.25, 2.0)))
     found = LrRangeTest(
-        *("sgd", "optim.lr", 0.05, None, "half the rate", (0, 1), (None, None), (curve, curve)),
-        trainings,
+        *("sgd", "optim.lr", 0.05, (0.031, 0.2), "half the rate", (0, 1), (None, None)),
+        *((curve, curve), trainings),
     )
     lr_find._print(found, ["mine.py"])
     printed = capsys.readouterr().out
-    assert "Suggestion: 0.05, half the rate." in printed
+    assert "Suggestion: 0.05, half the rate.\nEach seed alone suggests 0.031 to 0.2.\n" in printed
     rows = [re.findall(r"[\d.]+|diverged", line) for line in printed.splitlines() if "│ " in line]
     assert rows[-2:] == [["0.1", "2.25", "2"], ["0.3", "1.5", "diverged"]]
     assert "loss of seed 1" in printed

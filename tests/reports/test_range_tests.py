@@ -8,6 +8,12 @@ CURVE = {"rates": [0.01, 0.1], "losses": [2.0, None]}
 EVENT = {"event": "lr_find", "option": "optim.lr", "lr": 0.05, "why": "", "seeds": [3]}
 
 
+def test_spread_of_the_seeds_is_beside_the_reason():
+    found = describe_range_tests([{**EVENT, "curves": [CURVE], "spread": [0.02, 0.11]}])
+    assert found["why"] == "; each seed alone suggests 0.02 to 0.11"
+    assert describe_range_tests([{**EVENT, "curves": [CURVE], "spread": None}])["why"] == ""
+
+
 def test_last_search_of_a_run_is_shown():
     events = [{**EVENT, "lr": 1.0, "curves": [CURVE]}, {**EVENT, "curves": [CURVE]}, {"event": "x"}]
     found = describe_range_tests(events)

@@ -119,6 +119,9 @@ def _print(found: LrRangeTest, words: list[str]) -> None:
         print_escaped(f"{found.why[0].upper()}{found.why[1:]}.", file=sys.stderr)
         return
     print_escaped(f"Suggestion: {found.lr:.2g}, {found.why}.")
+    if found.spread is not None and len(found.seeds) > 1:
+        low, high = found.spread
+        print_escaped(f"Each seed alone suggests {low:.2g} to {high:.2g}.")
     print_escaped(_next_step(found, words))
 
 

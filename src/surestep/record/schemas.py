@@ -172,7 +172,10 @@ LR_FIND = adapter(
                 _open({"rates": list_of[Positive], "losses": list_of[Finite | None]})
             ],
         },
-        {"trainings": list_of[_open({"lr": Positive, "losses": list_of[Finite | None]})]},
+        {
+            "trainings": list_of[_open({"lr": Positive, "losses": list_of[Finite | None]})],
+            "spread": list_of[Positive] | None,
+        },
     )
 )
 _NUMBERS_AT_END = {

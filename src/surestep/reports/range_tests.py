@@ -35,7 +35,8 @@ def describe_range_tests(events: Iterable[Mapping[str, Any]]) -> dict[str, Any] 
         for curve in found["curves"][:_MOST]
     ]
     return {
-        **{name: found[name] for name in ("option", "lr", "why")},
+        **{name: found[name] for name in ("option", "lr")},
+        "why": found["why"] + _describe_spread(found.get("spread")),
         "seeds": found["seeds"][:_MOST],
         "curves": curves,
         "range": find_range([curve["losses"] for curve in curves]),
@@ -47,6 +48,13 @@ def describe_range_tests(events: Iterable[Mapping[str, Any]]) -> dict[str, Any] 
             key=lambda training: training["lr"],
         ),
     }
+
+
+def _describe_spread(spread: Sequence[float] | None) -> str:
+    """Return what each seed alone suggests, after the reason; runs of older releases lack it."""
+    if spread is None or len(spread) != 2:
+        return ""
+    return f"; each seed alone suggests {spread[0]:.2g} to {spread[1]:.2g}"
 
 
 def find_range(curves: Sequence[Sequence[float | None]]) -> tuple[float, float]:

@@ -27,7 +27,12 @@ from surestep.engine.plan.system import read_system
 from surestep.engine.resolve.optim import without_find
 from surestep.engine.resolve.resolver import resolve_device
 from surestep.engine.rng import preserve_all_rng
-from surestep.engine.schedule.compare_rates import RateTraining, next_rate, suggest_trained
+from surestep.engine.schedule.compare_rates import (
+    RateTraining,
+    find_spread,
+    next_rate,
+    suggest_trained,
+)
 from surestep.engine.schedule.lr import PlateauState, make_lr_factor
 from surestep.engine.schedule.suggest_lr import RangeCurve, suggest_lr
 from surestep.engine.task.task import Task
@@ -60,8 +65,8 @@ class LrRangeTest:
         optimizer: whose rate it is.
         option: which sets it, such as "optim.lr"; "" if the Task does, in `Task(optimizers=)`.
         lr: the rate, with two digits; None if the curves do not show one.
-        spread: the lowest and the highest rate that the curve of one seed suggests; None if none
-            does.
+        spread: the lowest and the highest rate that one seed alone suggests, by its trainings or,
+            without them, by its curve; None if none does.
         why: how the rate follows from what was measured, or why there is none.
         seeds: of the range tests and the trainings.
         by_seed: the rate that the curve of each seed suggests; None where it shows none.
@@ -275,14 +280,16 @@ def _search(
         trainings.append(RateTraining(lr, tuple(end.loss for end in ends)))
         fell = fell or any(end.fell for end in ends)
         show(_describe_training(trainings[-1], len(factors)))
-    lr, why = None, found.why
+    lr, why, spread = None, found.why, found.spread
     if found.lr is not None or fell:
-        lr, why = suggest_trained(trainings, len(factors), planned.plan.total_steps)
+        lengths = len(factors), planned.plan.total_steps
+        lr, why = suggest_trained(trainings, *lengths)
+        spread = find_spread(trainings, *lengths)
     return LrRangeTest(
         rate.optimizer,
         rate.option,
         None if lr is None else float(f"{lr:.2g}"),  # as it is printed and typed
-        found.spread,
+        spread,
         why,
         numbers,
         found.by_seed,

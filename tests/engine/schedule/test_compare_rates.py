@@ -8,6 +8,7 @@ from surestep.engine.schedule import compare_rates
 from surestep.engine.schedule.compare_rates import (
     RateTraining,
     average_end,
+    find_spread,
     next_rate,
     suggest_trained,
 )
@@ -39,6 +40,14 @@ def suggest(losses, steps=10, total=10):
 def test_rates_follow_the_lower_loss_until_it_rises_or_five_are_tried(best, expected):
     trainings = try_rates(lambda lr: abs(math.log(lr / best)))
     assert [one.lr for one in trainings] == pytest.approx(expected)
+
+
+def test_spread_is_that_of_the_seeds_alone():
+    inf = math.inf
+    losses = {0.1: (2.0, 3.0, inf), 0.3: (1.0, 2.0, inf), 0.9: (2.0, 1.0, inf)}
+    trainings = [RateTraining(lr, of_seeds) for lr, of_seeds in losses.items()]
+    assert find_spread(trainings, 10, 10) == pytest.approx((0.3, 0.9))
+    assert find_spread([RateTraining(0.1, (inf, inf))], 10, 10) is None
 
 
 def test_rates_fall_while_trainings_diverge():

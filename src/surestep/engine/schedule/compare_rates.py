@@ -79,6 +79,21 @@ def suggest_trained(
     return factor * lr, f"{why}{beyond}"
 
 
+def find_spread(
+    trainings: Sequence[RateTraining], steps: int, total: int
+) -> tuple[float, float] | None:
+    """Return the lowest and highest rate that single seeds suggest; None if all diverged.
+
+    The arguments are those of `suggest_trained`.
+    """
+    rates = []
+    for seed in range(len(trainings[0].losses)):
+        alone = [RateTraining(one.lr, (one.losses[seed],)) for one in trainings]
+        lr, _ = suggest_trained(alone, steps, total)
+        rates += [] if lr is None else [lr]
+    return (min(rates), max(rates)) if rates else None
+
+
 def _find_minimum(tried: Sequence[RateTraining], at: int) -> float:
     """Return the lowest point of a parabola through the best rate and its two neighbors.
 
