@@ -119,6 +119,9 @@ def anchors(page):
 @pytest.fixture
 def fresh(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(
+        "SURESTEP_CACHE_DIR", str(tmp_path / "cache")
+    )  # of sizes that earlier runs found
     path, modules = list(sys.path), set(sys.modules)
     sys.path.insert(0, str(tmp_path))  # blocks may import the files of earlier ones
     yield tmp_path

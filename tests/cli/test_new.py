@@ -32,15 +32,16 @@ echo "$*" >> calls
 [ "$1" = show ] && echo localhost
 """
 FSDP = ("--parallel.shard", "full")
-# In its fourth step of the first start, time is almost up: Slurm signals the processes. They wait
-# for it, since on a busy machine they could take the last steps before.
+# In its second step of the first start, time is almost up: Slurm signals the processes. They wait
+# for it, since on a busy machine they could take the last steps before. Four more steps follow, in
+# whose messages the ranks agree on the stop.
 WARNED = (
     RECIPE
     + """
 import os, signal, time
 class Slurm(surestep.Callback):
     def on_step(self, state, result):
-        if result.step == 4:
+        if result.step == 2:
             if os.environ["SLURM_PROCID"] == "0":
                 os.kill(os.getppid(), signal.SIGUSR1)
             while not os.path.exists("signaled"):
